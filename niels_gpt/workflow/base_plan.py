@@ -69,6 +69,13 @@ class BasePlan(Plan):
             "lora": {"rank": self.rank},
         }
 
+    def describe(self) -> str:
+        return f"fine-tune {self.init_from}, {super().describe()}"
+
+    def _how(self) -> str:
+        trained = f"LoRA of rank {self.rank}" if self.rank else "all weights"
+        return f"; {trained}: {self.reason}"
+
 
 def open_base(name: str, device: str, folder: Path, on_bytes: Callable[[int, int], None] | None = None) -> LoadedRun:
     """Load the base that a user named: a run, a pipeline, a checkpoint, or `hf:` with a public model.

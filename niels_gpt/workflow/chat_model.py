@@ -9,23 +9,26 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from niels_gpt.cache.sources.build import build, install_tokenizer
 from niels_gpt.cache.sources.texts import BuildSettings
 from niels_gpt.config import DataConfig, NotesConfig, RunConfig, SourceConfig
 from niels_gpt.config.yaml_file import config_from_dict
+from niels_gpt.data import embedded
 from niels_gpt.data.note_check import find_secrets
 from niels_gpt.data.note_selection import SelectedNotes, read_note, select_notes
 from niels_gpt.data.primer import iter_primer_sft
 from niels_gpt.data.registry import sources
 from niels_gpt.data.roam import split_roam_paths
+from niels_gpt.data.source_paths import primer_path
 from niels_gpt.data.types import ChatMessage, ChatSample
+from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
-from niels_gpt.tokenizer import SubwordTokenizer, load_tokenizer, train_tokenizer
+from niels_gpt.tokenizer import ByteTokenizer, SubwordTokenizer, load_tokenizer, train_tokenizer
 from niels_gpt.workflow.note_dialogues import NoteTopic, choose_topics, note_topics
 from niels_gpt.workflow.plan import Plan
 from niels_gpt.workflow.variations import in_chats, with_variations
@@ -108,6 +111,11 @@ def topics_of(corpus: Corpus, plan: Plan) -> list[NoteTopic]:
     return [topic for topic in chosen if not find_secrets(topic.answer)]
 
 
+def dialogue_file(primer: str | None) -> Path:
+    """The file of dialogues that a user named; None or `embedded`: those of the package."""
+    return embedded.PRIMER if primer in (None, "embedded") else primer_path(primer)
+
+
 def write_dialogues(
     dialogues: Path, topics: Sequence[NoteTopic], folder: Path, *, errors: str = "strict"
 ) -> dict[str, int]:
@@ -188,6 +196,40 @@ def build_caches(
     for name in ("roam", *added):
         build(known[name], settings, tokenizer)
     return tokenizer
+
+
+class Prepared(NamedTuple):
+    """What is trained."""
+
+    configs: dict[str, RunConfig]
+    """By phase: `pretrain` and `sft`; a model over bytes has one phase, `bytes`."""
+    dialogues: dict[str, int]
+    """Number of dialogues by source."""
+
+
+def prepare(
+    corpus: Corpus,
+    dialogues: Path,
+    topics: Sequence[NoteTopic],
+    plan: Plan,
+    folder: Path,
+    *,
+    base: LoadedRun | None = None,
+    show: Callable[[str], None] = lambda text: None,
+) -> Prepared:
+    """Write the dialogues and the caches of a model into a folder; return the configs of its phases.
+
+    dialogues: a file. topics: what the model learns to answer about the notes. base: what the plan fine-tunes, and
+    whose tokenizer is used. show: gets a line about each part of the work.
+    """
+    numbers = write_dialogues(dialogues, topics, folder, errors=corpus.errors)
+    question = topics[0].questions[0] if topics else QUESTION
+    if not plan.vocab_size:
+        return Prepared({"bytes": byte_config(plan, corpus, folder, numbers, question=question)}, numbers)
+    tokenizer = None if base is None or isinstance(base.tokenizer, ByteTokenizer) else base.tokenizer
+    show("tokenizing" if tokenizer else f"training a tokenizer of {plan.vocab_size:,} subwords")
+    build_caches(corpus, folder, numbers, vocab_size=plan.vocab_size, tokenizer=tokenizer)
+    return Prepared(phase_configs(plan, corpus, folder, numbers, question=question), numbers)
 
 
 def _data(corpus: Corpus, folder: Path, names: Iterable[str]) -> dict[str, Any]:

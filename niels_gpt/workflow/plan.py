@@ -15,6 +15,9 @@ from niels_gpt.config.yaml_file import config_from_dict
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.lora import add_adapters
 from niels_gpt.model.sizes import number_of_weights
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.pipeline import PipelineFolder
+from niels_gpt.system.console import format_duration, plural, short_number
 from niels_gpt.system.device import has_fast_bf16
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.step import StepRunner
@@ -124,6 +127,30 @@ class Plan:
     def parameters(self) -> int:
         """Weights of the model."""
         return number_of_weights(config_from_dict({"model": self.model()}).model)
+
+    def describe(self) -> str:
+        """The plan in one sentence."""
+        C, L, _, T = self.size
+        reads = f"{self.vocab_size:,} subwords" if self.vocab_size else "bytes"
+        size = f"{plural(L, 'layer')}, {C} wide, {T} tokens of context"
+        steps = f"{plural(self.pretrain_steps, 'step')} on the notes"
+        if self.sft_steps:
+            steps += f", then {self.sft_steps:,} on dialogues"
+        took = f", about {format_duration(self.seconds)}" if self.seconds else ""
+        return f"{short_number(self.parameters)} weights over {reads} ({size}){self._how()}; {steps}{took}"
+
+    def _how(self) -> str:
+        """How the weights are trained, if not all of them from nothing."""
+        return ""
+
+
+def plan_in(folder: PipelineFolder) -> Plan | None:
+    """The plan of a model whose training has begun in a folder; None: it has not."""
+    if folder.exists:
+        phases = folder.read_configs()
+        return Plan.of(phases["pretrain"], phases["sft"])
+    run = RunFolder(folder.path)
+    return Plan.of(run.read_config(), None) if run.exists else None
 
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan)

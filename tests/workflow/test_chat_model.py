@@ -7,6 +7,8 @@ import json
 import math
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,7 @@ from niels_gpt.workflow.chat_model import (
     byte_config,
     dialogue_sources,
     phase_configs,
+    prepare,
     read_corpus,
     topics_of,
     write_dialogues,
@@ -67,6 +70,28 @@ def folder(corpus: Corpus, vault: Path, tmp_path_factory: pytest.TempPathFactory
     names = write_dialogues(vault / "primer.txt", topics_of(corpus, PLAN), folder)
     build_caches(corpus, folder, names, vocab_size=400)
     return folder
+
+
+@pytest.mark.parametrize("over", ["subwords", "bytes", "a base"])
+def test_what_is_prepared(over: str, corpus: Corpus, vault: Path, folder: Path, tmp_path: Path) -> None:
+    base: Any = None
+    if over == "a base":
+        base = SimpleNamespace(tokenizer=load_tokenizer(folder / "tokenizer"))
+    plan = dataclasses.replace(PLAN, vocab_size=0 if over == "bytes" else 450)
+    topics, shown = topics_of(corpus, plan), list[str]()
+    configs, numbers = prepare(
+        corpus, vault / "primer.txt", topics, plan, tmp_path / "cache", base=base, show=shown.append
+    )
+    assert list(configs) == (["bytes"] if over == "bytes" else ["pretrain", "sft"])
+    assert list(numbers) == ["dialogues", "about_notes"]
+    assert topics[0].questions[0] in list(configs.values())[-1].output.sample_prompt
+    if over == "bytes":
+        assert not (tmp_path / "cache" / "tokenizer").exists() and shown == []
+        return
+    ids = {"subwords": 454, "a base": 404}[over]
+    assert load_tokenizer(tmp_path / "cache" / "tokenizer").vocab_size == ids and len(shown) == 1
+    for config in configs.values():
+        open_task(with_vocabulary(config))
 
 
 def held_out_texts(corpus: Corpus) -> list[str]:

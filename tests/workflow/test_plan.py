@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from niels_gpt.config.yaml_file import config_from_dict
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.pipeline import PipelineFolder
 from niels_gpt.workflow import plan as module
-from niels_gpt.workflow.plan import SIZES, Plan, Size, StepTimes, demo_plan, make_plan, measure_steps
+from niels_gpt.workflow.plan import SIZES, Plan, Size, StepTimes, demo_plan, make_plan, measure_steps, plan_in
 
 TINY = Plan(Size(32, 1, 2, 16), 60, 5, 5, pretrain_rows=2, sft_rows=3)
 
@@ -208,3 +211,20 @@ def test_the_plan_behind_its_configs(vocab_size: int) -> None:
         for phase in ((100, 8), (plan.sft_steps, plan.sft_rows))
     )
     assert pretrain is not None and Plan.of(pretrain, sft) == plan
+
+
+def test_the_plan_in_a_folder(tmp_path: Path) -> None:
+    folder = PipelineFolder(tmp_path / "pipeline")
+    assert plan_in(folder) is None
+    folder.path.mkdir()
+    configs = {
+        name: config_from_dict({"model": TINY.model(), "train": TINY.train(steps, 2)})
+        for name, steps in (("pretrain", 5), ("sft", 7))
+    }
+    folder.write_configs(configs)
+    found = plan_in(folder)
+    assert found is not None and (found.size, found.pretrain_steps, found.sft_steps) == (TINY.size, 5, 7)
+    (tmp_path / "bytes").mkdir()
+    RunFolder(tmp_path / "bytes").write_config(configs["pretrain"])
+    found = plan_in(PipelineFolder(tmp_path / "bytes"))
+    assert found is not None and (found.pretrain_steps, found.sft_steps, found.vocab_size) == (5, 0, 0)
