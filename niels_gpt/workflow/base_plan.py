@@ -72,6 +72,9 @@ class BasePlan(Plan):
     def describe(self) -> str:
         return f"fine-tune {self.init_from}, {super().describe()}"
 
+    def _tokens(self) -> str:
+        return f"{self.vocab_size:,} tokens"
+
     def _how(self) -> str:
         trained = f"LoRA of rank {self.rank}" if self.rank else "all weights"
         return f"; {trained}: {self.reason}"
@@ -125,7 +128,7 @@ def make_base_plan(
     rank, reason = (rank, "as asked for") if rank is not None else _choose_rank(base, device)
     plan = BasePlan(
         Size(base.C, base.L, base.H, T),
-        vocab_size=0 if isinstance(loaded.tokenizer, ByteTokenizer) else loaded.tokenizer.vocab_size - 4,
+        vocab_size=0 if isinstance(loaded.tokenizer, ByteTokenizer) else loaded.tokenizer.vocab_size,
         pretrain_steps=1,
         sft_steps=1,
         pretrain_rows=8 if kind == "cpu" else 32,

@@ -163,11 +163,11 @@ def dialogue_sources(folder: Path, names: Iterable[str]) -> dict[str, SourceConf
 
 
 def build_caches(
-    corpus: Corpus, folder: Path, names: Iterable[str], *, vocab_size: int, tokenizer: SubwordTokenizer | None = None
+    corpus: Corpus, folder: Path, names: Iterable[str], *, subwords: int, tokenizer: SubwordTokenizer | None = None
 ) -> SubwordTokenizer:
     """Build the caches of notes and dialogues in a folder; return their tokenizer.
 
-    tokenizer: that of a base; by default one is trained on the notes and dialogues.
+    tokenizer: that of a base; by default one with `subwords` pieces is trained on the notes and dialogues.
     """
     added = dialogue_sources(folder, names)
     known = sources(DataConfig(sources=added))
@@ -181,7 +181,7 @@ def build_caches(
                 yield block
 
     if tokenizer is None:
-        path = train_tokenizer(texts(), folder / "tokenizer", vocab_size=vocab_size, sample_chunks=TOKENIZER_CHUNKS)
+        path = train_tokenizer(texts(), folder / "tokenizer", vocab_size=subwords, sample_chunks=TOKENIZER_CHUNKS)
         tokenizer = load_tokenizer(path)
     else:
         install_tokenizer(tokenizer, folder)
@@ -227,8 +227,8 @@ def prepare(
     if not plan.vocab_size:
         return Prepared({"bytes": byte_config(plan, corpus, folder, numbers, question=question)}, numbers)
     tokenizer = None if base is None or isinstance(base.tokenizer, ByteTokenizer) else base.tokenizer
-    show("tokenizing" if tokenizer else f"training a tokenizer of {plan.vocab_size:,} subwords")
-    build_caches(corpus, folder, numbers, vocab_size=plan.vocab_size, tokenizer=tokenizer)
+    show("tokenizing" if tokenizer else f"training a tokenizer of {plan.subwords:,} subwords")
+    build_caches(corpus, folder, numbers, subwords=plan.subwords, tokenizer=tokenizer)
     return Prepared(phase_configs(plan, corpus, folder, numbers, question=question), numbers)
 
 

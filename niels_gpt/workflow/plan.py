@@ -19,12 +19,13 @@ from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.pipeline import PipelineFolder
 from niels_gpt.system.console import format_duration, plural, short_number
 from niels_gpt.system.device import has_fast_bf16
+from niels_gpt.tokenizer import SPECIAL_TOKENS
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.step import StepRunner
 from niels_gpt.training.tasks.base import Batch
 
 VOCABULARY = 4000
-"""Subwords of the tokenizer: fewer make worse answers, more do not help a small model."""
+"""Subwords of a new tokenizer, besides its special tokens: fewer make worse answers, more do not help a small model."""
 LARGEST_VOCABULARY = 8000
 """Subwords if the notes use many characters."""
 BYTES_PER_TOKEN = 3.5
@@ -74,7 +75,7 @@ class Plan:
 
     size: Size
     vocab_size: int
-    """Subwords of the tokenizer; 0: the model reads bytes."""
+    """Ids of the tokenizer, special tokens included; 0: the model reads bytes."""
     pretrain_steps: int
     sft_steps: int
     """Steps on dialogues; 0 for bytes, which are trained in one phase."""
@@ -91,7 +92,7 @@ class Plan:
         """The section `model` of a config."""
         C, L, H, T = self.size
         return {"preset": "v1", "C": C, "L": L, "H": H, "T": T, "d_ff": -(-8 * C // 3 // 64) * 64} | {
-            "V": self.vocab_size + 4 if self.vocab_size else 256,
+            "V": self.vocab_size or 256,
             "dropout": self.dropout,
         }
 
@@ -114,7 +115,7 @@ class Plan:
         model = pretrain.model
         return cls(
             Size(model.C, model.L, model.H, model.T),
-            vocab_size=0 if sft is None else model.V - 4,
+            vocab_size=0 if sft is None else model.V,
             pretrain_steps=pretrain.train.total_steps,
             sft_steps=0 if sft is None else sft.train.total_steps,
             pretrain_rows=pretrain.train.B,
@@ -128,16 +129,25 @@ class Plan:
         """Weights of the model."""
         return number_of_weights(config_from_dict({"model": self.model()}).model)
 
+    @property
+    def subwords(self) -> int:
+        """Pieces of a new tokenizer, besides its special tokens."""
+        return self.vocab_size - len(SPECIAL_TOKENS)
+
     def describe(self) -> str:
         """The plan in one sentence."""
         C, L, _, T = self.size
-        reads = f"{self.vocab_size:,} subwords" if self.vocab_size else "bytes"
+        reads = self._tokens() if self.vocab_size else "bytes"
         size = f"{plural(L, 'layer')}, {C} wide, {T} tokens of context"
         steps = f"{plural(self.pretrain_steps, 'step')} on the notes"
         if self.sft_steps:
             steps += f", then {self.sft_steps:,} on dialogues"
         took = f", about {format_duration(self.seconds)}" if self.seconds else ""
         return f"{short_number(self.parameters)} weights over {reads} ({size}){self._how()}; {steps}{took}"
+
+    def _tokens(self) -> str:
+        """What a model over tokens reads."""
+        return f"{self.subwords:,} subwords"
 
     def _how(self) -> str:
         """How the weights are trained, if not all of them from nothing."""
@@ -170,7 +180,8 @@ def demo_plan(*, steps: int, device: str) -> Plan:
     """
     pretrain = max(steps // 11, 1)
     precision = "bf16" if has_fast_bf16(device) else "fp32"
-    return Plan(Size(128, 2, 4, 256), VOCABULARY, pretrain, max(steps - pretrain, 1), precision=precision)
+    vocab_size = VOCABULARY + len(SPECIAL_TOKENS)
+    return Plan(Size(128, 2, 4, 256), vocab_size, pretrain, max(steps - pretrain, 1), precision=precision)
 
 
 def make_plan(
@@ -224,10 +235,10 @@ def longest_context(size: int) -> int:
 
 
 def _vocabulary(characters: int) -> int:
-    """The vocabulary of a tokenizer: half of it must be left for pieces of several characters; else 0, for bytes."""
+    """Ids of a new tokenizer; 0, for bytes, if less than half of them is left for pieces of several characters."""
     for vocabulary in (VOCABULARY, LARGEST_VOCABULARY):
         if 257 + characters <= vocabulary // 2:
-            return vocabulary
+            return vocabulary + len(SPECIAL_TOKENS)
     return 0
 
 

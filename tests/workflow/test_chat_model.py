@@ -38,7 +38,7 @@ from tests.token_caches import words
 NAMES = [f"note_{number:02}.md" for number in range(12)]
 ANSWERS = {"what is niels?": "a small model.", "what is the loss of a model?": "how wrong it is."}
 PRIMER = "\n\n<dialogue>\n\n".join(f"user: {question}\nassistant: {answer}" for question, answer in ANSWERS.items())
-PLAN = Plan(Size(16, 1, 2, 32), 400, 40, 10, pretrain_rows=3, sft_rows=4)
+PLAN = Plan(Size(16, 1, 2, 32), 404, 40, 10, pretrain_rows=3, sft_rows=4)
 
 
 def note(number: int) -> str:
@@ -68,7 +68,7 @@ def folder(corpus: Corpus, vault: Path, tmp_path_factory: pytest.TempPathFactory
     """Dialogues and caches."""
     folder = tmp_path_factory.mktemp("pipeline") / "cache"
     names = write_dialogues(vault / "primer.txt", topics_of(corpus, PLAN), folder)
-    build_caches(corpus, folder, names, vocab_size=400)
+    build_caches(corpus, folder, names, subwords=400)
     return folder
 
 
@@ -77,7 +77,7 @@ def test_what_is_prepared(over: str, corpus: Corpus, vault: Path, folder: Path, 
     base: Any = None
     if over == "a base":
         base = SimpleNamespace(tokenizer=load_tokenizer(folder / "tokenizer"))
-    plan = dataclasses.replace(PLAN, vocab_size=0 if over == "bytes" else 450)
+    plan = dataclasses.replace(PLAN, vocab_size=0 if over == "bytes" else 454)
     topics, shown = topics_of(corpus, plan), list[str]()
     configs, numbers = prepare(
         corpus, vault / "primer.txt", topics, plan, tmp_path / "cache", base=base, show=shown.append
@@ -166,7 +166,7 @@ def test_dialogues_without_questions_about_the_notes(vault: Path, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["dialogues.jsonl"]
 
 
-@pytest.mark.parametrize("vocab_size", [400, 0])
+@pytest.mark.parametrize("vocab_size", [404, 0])
 def test_as_many_topics_as_are_seen_often_enough(corpus: Corpus, vocab_size: int) -> None:
     plan = dataclasses.replace(PLAN, vocab_size=vocab_size)
     steps, rows, share = ("sft_steps", plan.sft_rows, 0.4) if vocab_size else ("pretrain_steps", 3, 0.4 * 0.4)

@@ -27,6 +27,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
 def test_from_nothing(corpus: Corpus) -> None:
     chosen = choose_plan(corpus, None, seconds=100.0, device="cpu")
     assert type(chosen) is Plan and (chosen.init_from, chosen.size.C) == ("", plan.SIZES[0].C)
+    assert (chosen.vocab_size, chosen.subwords) == (4004, 4000) and "4,000 subwords" in chosen.describe()
 
 
 @pytest.mark.parametrize("rank", [None, 3])
@@ -36,3 +37,4 @@ def test_from_a_base(corpus: Corpus, rank: int | None) -> None:
     assert (chosen.base, chosen.rank) == (BASE, rank or 0)
     described = chosen.describe()
     assert chosen.init_from in described and ("LoRA of rank 3" if rank else "all weights") in described
+    assert chosen.vocab_size == 404 and "404 tokens" in described  # of the base, whatever its special tokens are

@@ -30,7 +30,7 @@ def planned(measure: Any = None, **changes: Any) -> Plan:
 
 
 def test_the_sections_of_a_config() -> None:
-    plan = Plan(Size(128, 3, 4, 256), 4000, 100, 700, dropout=0.1, precision="fp32")
+    plan = Plan(Size(128, 3, 4, 256), 4004, 100, 700, dropout=0.1, precision="fp32")
     config = config_from_dict({"model": plan.model(), "train": plan.train(100, 8)})
     model, train = config.model, config.train
     assert (model.C, model.L, model.H, model.T, model.V, model.dropout) == (128, 3, 4, 256, 4004, 0.1)
@@ -60,7 +60,7 @@ def test_every_size_is_a_config_and_the_widths_suit_the_hardware(size: Size) -> 
 
 
 def test_sizes_grow() -> None:
-    counts = [dataclasses.replace(TINY, size=size, vocab_size=4000).parameters for size in SIZES]
+    counts = [dataclasses.replace(TINY, size=size, vocab_size=4004).parameters for size in SIZES]
     assert counts == sorted(set(counts)) and counts[0] < 1e6 < 2e7 < counts[-1]
 
 
@@ -68,7 +68,7 @@ def test_sizes_grow() -> None:
 def test_the_plan_of_the_demo(steps: int, phases: tuple[int, int]) -> None:
     plan = demo_plan(steps=steps, device="cpu")
     assert (plan.pretrain_steps, plan.sft_steps) == phases
-    assert (plan.size, plan.vocab_size) == (Size(128, 2, 4, 256), 4000)
+    assert (plan.size, plan.vocab_size) == (Size(128, 2, 4, 256), 4004)
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -78,7 +78,7 @@ def test_bf16_where_it_is_fast(fast: bool, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("characters", "vocab_size"), [(1, 4000), (1743, 4000), (1744, 8000), (3743, 8000), (3744, 0), (60_000, 0)]
+    ("characters", "vocab_size"), [(1, 4004), (1743, 4004), (1744, 8004), (3743, 8004), (3744, 0), (60_000, 0)]
 )
 def test_many_characters_need_a_larger_vocabulary_or_bytes(characters: int, vocab_size: int) -> None:
     """Half of the vocabulary is left for pieces of several characters, beside 256 bytes and the unknown piece."""
@@ -163,7 +163,7 @@ def test_the_largest_model_that_sees_enough_text() -> None:
 
 @pytest.mark.parametrize(("enough", "index"), [(True, 1), (False, 0)])
 def test_six_tokens_a_weight(enough: bool, index: int) -> None:
-    weights = dataclasses.replace(TINY, size=SIZES[1], vocab_size=4000).parameters
+    weights = dataclasses.replace(TINY, size=SIZES[1], vocab_size=4004).parameters
     steps = math.ceil(6 * weights / (8 * 256)) - (not enough)
 
     def measure(plan: Plan, device: str) -> StepTimes:
@@ -180,7 +180,7 @@ def test_steps_are_measured_on_batches_of_both_phases(vocab_size: int, monkeypat
 
     def seconds(config: Any, batch: Any, device: str, steps: int) -> float:
         batches.append(batch)
-        assert (config.model.V, device, steps) == (vocab_size + 4 if vocab_size else 256, "cpu", 3)
+        assert (config.model.V, device, steps) == (vocab_size or 256, "cpu", 3)
         return float(len(batches))
 
     monkeypatch.setattr(module, "_seconds_per_step", seconds)
@@ -203,7 +203,7 @@ def test_the_first_step_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure_steps(dataclasses.replace(TINY, vocab_size=0), "cpu") == (2.0, 2.0)
 
 
-@pytest.mark.parametrize("vocab_size", [4000, 0])
+@pytest.mark.parametrize("vocab_size", [4004, 0])
 def test_the_plan_behind_its_configs(vocab_size: int) -> None:
     plan = Plan(Size(128, 3, 4, 256), vocab_size, 100, 70 if vocab_size else 0, 8, 48 if vocab_size else 0, 0.1, "bf16")
     pretrain, sft = (
