@@ -31,7 +31,7 @@ class TrainedModel(NamedTuple):
 
 def build_and_train(
     corpus: Corpus,
-    dialogues: Path,
+    dialogues: Path | None,
     topics: Sequence[NoteTopic],
     plan: Plan,
     folder: PipelineFolder,
@@ -42,9 +42,9 @@ def build_and_train(
 ) -> TrainedModel:
     """Build the caches in the folder of a pipeline, and train both phases; over bytes, one run.
 
-    dialogues: a file; topics: what the model learns to answer about the notes. resume_command: what to type after a
-    signal, which is printed before the exit; default: the command of the pipeline or run. base: the model that the plan
-    fine-tunes.
+    dialogues: a file; None: those of the package that the plan asks for. topics: what the model learns to answer about
+    the notes. resume_command: what to type after a signal, which is printed before the exit; default: the command of
+    the pipeline or run. base: the model that the plan fine-tunes.
     """
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.system.console import plural

@@ -159,7 +159,14 @@ def folder(
                 with progress_bar("reading the base") as bar:
                     loaded = open_base(base, device, run.path / "base", bar)
             with status_line("measuring the speed of this machine"):
-                plan = choose_plan(corpus, loaded, seconds=60 * minutes, device=device, rank=lora_rank)
+                plan = choose_plan(
+                    corpus,
+                    loaded,
+                    seconds=60 * minutes,
+                    device=device,
+                    rank=lora_rank,
+                    own_dialogues=primer is not None,
+                )
             say(f"plan: {plan.describe()}; into {run.path}")
             topics = [] if no_questions else topics_of(corpus, plan)
             trained = first_model.build_and_train(

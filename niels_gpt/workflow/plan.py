@@ -40,6 +40,10 @@ SFT_SHARE = 0.45
 """Share of the training time for fine-tuning, at most."""
 SFT_LENGTH = 64
 """Tokens of a conversation, about: the rest of a row is padding, which costs nothing."""
+ABOUT_SHARE = 0.4
+"""Share of the fine-tuning rows that are about the notes."""
+ABOUT_NOTES = "about_notes"
+"""Name of the source of dialogues about the notes."""
 SMALL = 2_000_000
 """Bytes of notes; fewer are learned by heart quickly, so the model gets dropout."""
 OTHER_SECONDS = 90
@@ -87,6 +91,10 @@ class Plan:
     """Estimated time of training; 0: unknown."""
     init_from: str = ""
     """Checkpoint that is fine-tuned; empty: the model starts from nothing."""
+    about_share: float = ABOUT_SHARE
+    """Share of the fine-tuning rows that are about the notes, if there are any."""
+    general_dialogues: int = 0
+    """Fine-tune on so many dialogues of the package that are not about niels; 0: on all its dialogues."""
 
     def model(self) -> dict[str, Any]:
         """The section `model` of a config."""
@@ -122,6 +130,7 @@ class Plan:
             sft_rows=0 if sft is None else sft.train.B,
             dropout=model.dropout,
             precision=pretrain.train.precision,
+            about_share=ABOUT_SHARE if sft is None else sft.train.p_train.get(ABOUT_NOTES, ABOUT_SHARE),
         )
 
     @property

@@ -20,6 +20,7 @@ from niels_gpt.tokenizer import load_tokenizer
 from niels_gpt.training.tasks.registry import open_task
 from niels_gpt.training.tasks.token_task import with_vocabulary
 from niels_gpt.workflow.chat_model import (
+    DIALOGUES,
     ROWS_PER_TOPIC,
     Corpus,
     build_caches,
@@ -164,6 +165,29 @@ def test_dialogues_are_written(corpus: Corpus, vault: Path, tmp_path: Path) -> N
 def test_dialogues_without_questions_about_the_notes(vault: Path, tmp_path: Path) -> None:
     assert list(write_dialogues(vault / "primer.txt", [], tmp_path)) == ["dialogues"]
     assert [path.name for path in tmp_path.iterdir()] == ["dialogues.jsonl"]
+
+
+def test_general_dialogues_do_not_name_niels(corpus: Corpus, vault: Path, tmp_path: Path) -> None:
+    """For a base that chats: some of the package's dialogues, as they are; a file of the user is used as a whole."""
+    numbers = write_dialogues(None, topics_of(corpus, PLAN), tmp_path / "package", general=40)
+    assert numbers[DIALOGUES] == 40
+    text = (tmp_path / "package" / "dialogues.jsonl").read_text(encoding="utf-8")
+    assert "niels" not in text.lower() and '"system"' not in text
+    answers = {json.loads(line)["messages"][-1]["content"] for line in text.splitlines()}
+    assert len(answers) > 20  # from the whole file, which has many questions for each answer
+    named = write_dialogues(vault / "primer.txt", [], tmp_path / "user", general=1)
+    assert named == write_dialogues(vault / "primer.txt", [], tmp_path / "all")
+
+
+def test_the_share_of_dialogues_about_the_notes(corpus: Corpus, vault: Path, tmp_path: Path) -> None:
+    plan = dataclasses.replace(PLAN, about_share=0.8)
+    configs = phase_configs(plan, corpus, tmp_path, ["dialogues", "about_notes"])
+    assert configs["sft"].train.p_train == pytest.approx({"dialogues": 0.2, "about_notes": 0.8})
+    assert Plan.of(configs["pretrain"], configs["sft"]).about_share == 0.8  # the same topics after a resume
+    alone = phase_configs(plan, corpus, tmp_path, ["dialogues"])
+    assert alone["sft"].train.p_train == {"dialogues": 1.0}
+    more = topics_of(corpus, dataclasses.replace(plan, sft_steps=30))
+    assert len(more) == 2 * len(topics_of(corpus, dataclasses.replace(PLAN, sft_steps=30)))
 
 
 @pytest.mark.parametrize("vocab_size", [404, 0])
