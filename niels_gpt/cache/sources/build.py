@@ -121,10 +121,10 @@ def install_tokenizer(given: Path | SubwordTokenizer, cache_dir: Path) -> Subwor
     if has_tokenizer(target.parent):
         current = load_tokenizer(target.parent)
         if current.sha256 != tokenizer.sha256:
-            name = given if isinstance(given, Path) else "this one"
+            name, other = (given, "--cache-dir") if isinstance(given, Path) else ("this one", "folder")
             raise ValueError(
                 f"{cache_dir} already has another tokenizer (sha256 {current.sha256[:12]}..., {name} has "
-                f"{tokenizer.sha256[:12]}...): use another folder, or remove {cache_dir}"
+                f"{tokenizer.sha256[:12]}...): use another {other}, or remove {cache_dir}"
             )
         return tokenizer
     if not isinstance(tokenizer, Tokenizer):
