@@ -37,6 +37,10 @@ class ChatFormat(Protocol):
         """The strings that end a reply, besides `end_ids`."""
 
     @property
+    def start(self) -> Sequence[int]:
+        """The ids that `fit` appends to the turns, the same for all messages; empty if a template writes them."""
+
+    @property
     def reply_start(self) -> Sequence[int]:
         """The ids after which a reply begins. Raises ValueError if replies cannot be told apart."""
 

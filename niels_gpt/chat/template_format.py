@@ -72,6 +72,8 @@ class TemplateFormat:
         """Whether the tokenizer has no template, so that ours is used."""
         self.stops: tuple[str, ...] = ()
         """See `ChatFormat.stops`."""
+        self.start: tuple[int, ...] = ()
+        """See `ChatFormat.start`."""
         if source is None and {"<|im_start|>", "<|im_end|>"} <= tokenizer.special_token_ids().keys():
             source = CHATML
         elif source is None:

@@ -18,5 +18,5 @@ def encode_untrusted(
     prompts of a growing conversation begin alike.
     """
     template = chat_format(tokenizer)
-    start = 0 if continue_last else len(getattr(template, "start", ()))
+    start = 0 if continue_last else len(template.start)
     return template.fit(messages, limit, (limit - start) // 2 + start, continue_last=continue_last)

@@ -77,24 +77,22 @@ def _chat_demo(
     """Train and show a model over subwords."""
     from rich.markup import escape
 
-    from niels_gpt.cli.first_model import build_and_train, check_free, describe_plan, show_examination, show_scores_of
+    from niels_gpt.cli.first_model import build_and_train, check_free, show_examination, show_scores_of
     from niels_gpt.data import embedded
-    from niels_gpt.data.source_paths import primer_path
     from niels_gpt.inference.generation import generate
     from niels_gpt.system.rng import generator
     from niels_gpt.system.terminal import rich_console
     from niels_gpt.workflow import plan as plans
-    from niels_gpt.workflow.chat_model import read_corpus
+    from niels_gpt.workflow.chat_model import dialogue_file, read_corpus
 
     console = rich_console(highlight=False)
     check_free(folder)
     notes = embedded.NOTES if roam in (None, "embedded") else Path(str(roam))
     corpus = read_corpus(notes, note_options.notes(), errors=note_options.encoding_errors or "strict")
-    dialogues = embedded.PRIMER if primer in (None, "embedded") else primer_path(primer)
     plan = plans.demo_plan(steps=steps, device=device)
     console.print(f"[bold]niels-gpt demo[/]: train a small GPT on this machine, into {escape(str(folder.path))}")
-    console.print(describe_plan(plan) + "\n", markup=False)
-    trained = build_and_train(corpus, dialogues, [], plan, folder, device=device)
+    console.print(plan.describe() + "\n", markup=False)
+    trained = build_and_train(corpus, dialogue_file(primer), [], plan, folder, device=device)
 
     console.print("\n[bold]1. How well does it predict?[/]  Bits per byte of held-out notes; lower is better.")
     show_scores_of(trained)

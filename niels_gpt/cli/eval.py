@@ -95,12 +95,9 @@ def eval_(
     config = loaded.home.read_config() if loaded.home else RunConfig()
     options = ScoreOptions(split, stride, limit, precision)
     if not isinstance(loaded.tokenizer, ByteTokenizer):
-        if cache_dir is None and loaded.home is not None and loaded.home.imported:
+        if cache_dir is None and loaded.home is not None:
             build = command("cache", "build-all", "--tokenizer", loaded.home.path / "tokenizer", "--cache-dir", "CACHE")
-            raise ValueError(
-                f"{loaded.home.path} is an imported model, which has no data: name caches of its tokenizer with "
-                f"--cache-dir ({build} builds some)"
-            )
+            loaded.home.check_data(f"name caches of its tokenizer with --cache-dir ({build} builds some)")
         scores = score_token_caches(loaded, config, CacheFolder(cache_dir or config.data.token_cache), options)
     else:
         data = {"wiki": wiki, "roam": roam, "primer": primer, "encoding_errors": encoding_errors}

@@ -21,26 +21,6 @@ EXAMPLES = 3
 """Questions that are shown with answers on topic; one more is shown with an answer off topic."""
 
 
-def describe_plan(plan: Plan) -> str:
-    """Return the plan in one sentence."""
-    from niels_gpt.system.console import format_duration, plural, short_number
-    from niels_gpt.workflow.base_plan import BasePlan
-
-    C, L, _, T = plan.size
-    reads = f"{plan.vocab_size:,} subwords" if plan.vocab_size else "bytes"
-    text = (
-        f"{short_number(plan.parameters)} weights over {reads} ({plural(L, 'layer')}, {C} wide, {T} tokens of context)"
-    )
-    if isinstance(plan, BasePlan):
-        trained = f"LoRA of rank {plan.rank}" if plan.rank else "all weights"
-        text = f"fine-tune {plan.init_from}, {text}; {trained}: {plan.reason}"
-    steps = f"{plural(plan.pretrain_steps, 'step')} on the notes"
-    if plan.sft_steps:
-        steps += f", then {plan.sft_steps:,} on dialogues"
-    took = f", about {format_duration(plan.seconds)}" if plan.seconds else ""
-    return f"{text}; {steps}{took}"
-
-
 class TrainedModel(NamedTuple):
     """The runs of a trained model: one that continues notes, and one that chats; the same for bytes."""
 
@@ -51,7 +31,7 @@ class TrainedModel(NamedTuple):
 
 def build_and_train(
     corpus: Corpus,
-    dialogues: Path,
+    dialogues: Path | None,
     topics: Sequence[NoteTopic],
     plan: Plan,
     folder: PipelineFolder,
@@ -62,50 +42,27 @@ def build_and_train(
 ) -> TrainedModel:
     """Build the caches in the folder of a pipeline, and train both phases; over bytes, one run.
 
-    dialogues: a file; topics: what the model learns to answer about the notes. resume_command: what to type after a
-    signal, which is printed before the exit; default: the command of the pipeline or run. base: the model that the plan
-    fine-tunes.
+    dialogues: a file; None: those of the package that the plan asks for. topics: what the model learns to answer about
+    the notes. resume_command: what to type after a signal, which is printed before the exit; default: the command of
+    the pipeline or run. base: the model that the plan fine-tunes.
     """
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.system.console import plural
     from niels_gpt.system.progress import status_line
-    from niels_gpt.tokenizer import ByteTokenizer
     from niels_gpt.training.progress import say
-    from niels_gpt.workflow.chat_model import QUESTION, build_caches, byte_config, phase_configs, write_dialogues
+    from niels_gpt.workflow.chat_model import prepare
 
-    cache = folder.path / "cache"
     with status_line("writing the dialogues") as show:
-        numbers = write_dialogues(dialogues, topics, cache, errors=corpus.errors)
-        if plan.vocab_size:
-            tokenizer = None
-            if base is not None and not isinstance(base.tokenizer, ByteTokenizer):
-                tokenizer = base.tokenizer
-            show("tokenizing" if tokenizer else f"training a tokenizer of {plan.vocab_size:,} subwords")
-            build_caches(corpus, cache, numbers, vocab_size=plan.vocab_size, tokenizer=tokenizer)
+        configs, numbers = prepare(corpus, dialogues, topics, plan, folder.path / "cache", base=base, show=show)
     listed = " and ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items())
     say(f"{plural(len(corpus.train), 'note')} to train on, {len(corpus.held_out):,} held out; dialogues: {listed}")
-    question = topics[0].questions[0] if topics else QUESTION
-    if not plan.vocab_size:
-        config = byte_config(plan, corpus, cache, numbers, question=question)
-        return _train_one(config, RunFolder(folder.path), device, resume_command, resume=False)
-    phases = phase_configs(plan, corpus, cache, numbers, question=question)
-    return _train_both(phases, folder, device, resume_command, resume=False)
-
-
-def planned(folder: PipelineFolder) -> Plan | None:
-    """Return the plan of a model whose training has begun in a folder; None: it has not."""
-    from niels_gpt.runs.folder import RunFolder
-    from niels_gpt.workflow.plan import Plan
-
-    if folder.exists:
-        phases = folder.read_configs()
-        return Plan.of(phases["pretrain"], phases["sft"])
-    run = RunFolder(folder.path)
-    return Plan.of(run.read_config(), None) if run.exists else None
+    if "bytes" in configs:
+        return _train_one(configs["bytes"], RunFolder(folder.path), device, resume_command, resume=False)
+    return _train_both(configs, folder, device, resume_command, resume=False)
 
 
 def resume_training(folder: PipelineFolder, *, device: str, resume_command: str) -> TrainedModel:
-    """Continue the training in a folder that `planned` knows; a finished one is only loaded."""
+    """Continue the training in a folder that has a plan (`plan_in`); a finished one is only loaded."""
     from niels_gpt.runs.folder import RunFolder
 
     if folder.exists:

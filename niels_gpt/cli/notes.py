@@ -120,17 +120,16 @@ def folder(
     import time
 
     from niels_gpt.cli import first_model
-    from niels_gpt.data import embedded
-    from niels_gpt.data.source_paths import primer_path
     from niels_gpt.runs.loading import claimed_run
     from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.system.console import format_duration
     from niels_gpt.system.device import resolve_device
     from niels_gpt.system.progress import progress_bar, status_line
     from niels_gpt.training.progress import say
-    from niels_gpt.workflow.base_plan import make_base_plan, open_base
-    from niels_gpt.workflow.chat_model import read_corpus, topics_of
-    from niels_gpt.workflow.plan import Plan, make_plan
+    from niels_gpt.workflow.base_plan import open_base
+    from niels_gpt.workflow.chat_model import dialogue_file, read_corpus, topics_of
+    from niels_gpt.workflow.choose_plan import choose_plan
+    from niels_gpt.workflow.plan import plan_in
 
     began = time.monotonic()
     device = resolve_device(device)
@@ -140,7 +139,7 @@ def folder(
         raise ValueError("--lora-rank needs --base: adapters change a model that is trained already")
     with contextlib.ExitStack() as new_folder:
         run = PipelineFolder(run_dir if run_dir is not None else new_folder.enter_context(claimed_run("notes")).path)
-        begun = first_model.planned(run) if resume else None
+        begun = plan_in(run) if resume else None
         if begun is None:
             first_model.check_free(run, resume="--resume")
         notes = dataclasses.replace(note_options.notes(), formats="text")
@@ -159,30 +158,26 @@ def folder(
             if base is not None:
                 with progress_bar("reading the base") as bar:
                     loaded = open_base(base, device, run.path / "base", bar)
-            plan: Plan
             with status_line("measuring the speed of this machine"):
-                if loaded is None:
-                    plan = make_plan(
-                        note_bytes=corpus.size,
-                        held_out_bytes=corpus.held_out_size,
-                        characters=corpus.characters,
-                        seconds=60 * minutes,
-                        device=device,
-                    )
-                else:
-                    plan = make_base_plan(
-                        loaded,
-                        note_bytes=corpus.size,
-                        held_out_bytes=corpus.held_out_size,
-                        seconds=60 * minutes,
-                        device=device,
-                        rank=lora_rank,
-                    )
-            say(f"plan: {first_model.describe_plan(plan)}; into {run.path}")
-            dialogues = embedded.PRIMER if primer in (None, "embedded") else primer_path(primer)
+                plan = choose_plan(
+                    corpus,
+                    loaded,
+                    seconds=60 * minutes,
+                    device=device,
+                    rank=lora_rank,
+                    own_dialogues=primer is not None,
+                )
+            say(f"plan: {plan.describe()}; into {run.path}")
             topics = [] if no_questions else topics_of(corpus, plan)
             trained = first_model.build_and_train(
-                corpus, dialogues, topics, plan, run, device=device, resume_command=resume_command, base=loaded
+                corpus,
+                dialogue_file(primer),
+                topics,
+                plan,
+                run,
+                device=device,
+                resume_command=resume_command,
+                base=loaded,
             )
         print("\nBits per byte on notes that it has never seen; lower is better. (xz and gzip see only these bytes.)")
         first_model.show_scores_of(trained)

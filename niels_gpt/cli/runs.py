@@ -188,12 +188,11 @@ def _print_details(detail: dict[str, Any], *, show_next: bool) -> None:
         print(f"  damaged: {detail['problem']}; {_size(detail['disk'])} on disk")
         return
     when = datetime.fromtimestamp(detail["changed"]).strftime("%Y-%m-%d %H:%M")
+    steps = "" if detail["steps"] is None else f", {detail['steps']:,} of {detail['total_steps']:,} steps"
+    task = "" if detail["task"] is None else f"{detail['task']}, "
     rows = [
-        ("state", f"{detail['state']}, {detail['steps']:,} of {detail['total_steps']:,} steps, last changed {when}"),
-        (
-            "model",
-            f"{detail['task']}, {detail['parameters']:,} parameters, T={detail['context']}, V={detail['vocabulary']}",
-        ),
+        ("state", f"{detail['state']}{steps}, last changed {when}"),
+        ("model", f"{task}{detail['parameters']:,} parameters, T={detail['context']}, V={detail['vocabulary']}"),
         *(("data", line) for line in detail["data"]),
     ]
     if detail["best_loss"] is not None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from niels_gpt.config.checks import check_int, check_probabilities, unknown_key_message
+from niels_gpt.config.public_model import folder_or_id, is_public
 from niels_gpt.config.splice import SpliceConfig
 
 LAST_SEED = 2**63 - 1
@@ -545,6 +546,11 @@ class RunConfig:
     """Documents and spans of the task splice."""
 
     def __post_init__(self) -> None:
+        if is_public(self.init_from):
+            try:
+                folder_or_id(self.init_from)
+            except ValueError as err:
+                raise ValueError(f"init_from: {err}") from None
         if self.train.precision == "fp8":
             odd = [f"model.{name}={n}" for name, n in (("C", self.model.C), ("d_ff", self.model.d_ff)) if n % 16]
             if odd:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from niels_gpt.config import RunConfig
+from niels_gpt.config.public_model import PREFIX, folder_or_id, is_public
 from niels_gpt.data import embedded
 from niels_gpt.system.files import expand_home
 from niels_gpt.system.urls import is_url
@@ -33,11 +34,17 @@ def resolve_source_path(source: str, path: str = "auto") -> str:
 
 def absolute_path(path: str) -> str:
     """Return a path without `~` and relative parts; words that are no paths (`embedded`, `hub:ID`) unchanged."""
-    if path.startswith("hf:") and expand_home(path.removeprefix("hf:")).is_dir():
-        return f"hf:{absolute_path(path.removeprefix('hf:'))}"
-    if path.startswith("hf:") or path in ("", "auto", "embedded", "hub") or path.startswith("hub:") or is_url(path):
+    if path in ("", "auto", "embedded", "hub") or path.startswith("hub:") or is_url(path):
         return path
     return os.path.abspath(expand_home(path))  # noqa: PTH100 (keeps links)
+
+
+def _absolute_model(name: str) -> str:
+    """Return what `init_from` names with an absolute path; a repository of the Hub unchanged."""
+    if not is_public(name):
+        return absolute_path(name)
+    folder = folder_or_id(name)
+    return PREFIX + absolute_path(folder) if expand_home(folder).is_dir() else name
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
@@ -51,7 +58,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         splice = dataclasses.replace(splice, base=absolute_path(splice.base))
     return dataclasses.replace(
         config,
-        init_from=absolute_path(config.init_from),
+        init_from=_absolute_model(config.init_from),
         data=dataclasses.replace(
             data,
             wiki=absolute_path(resolve_source_path("wiki", data.wiki)),

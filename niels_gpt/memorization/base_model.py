@@ -12,12 +12,10 @@ from niels_gpt.evaluation.exact import score_stream
 from niels_gpt.memorization.extraction import scan_rows
 from niels_gpt.memorization.measure import Measurement
 from niels_gpt.model.gpt import GPT
-from niels_gpt.pretrained.imported_run import load_initial
-from niels_gpt.pretrained.model_folder import PREFIX
-from niels_gpt.runs.folder import RunFolder
+from niels_gpt.pretrained.initial_weights import load_initial
+from niels_gpt.runs.history import history
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.runs.pipeline import PipelineFolder
-from niels_gpt.system import files
 from niels_gpt.system.console import error_message, one_line
 from niels_gpt.tokenizer import AnyTokenizer, token_sizes
 
@@ -36,21 +34,19 @@ def find_base(loaded: LoadedRun) -> tuple[str | None, str]:
     Followed through `init_from` to the oldest run. The first phase of the same pipeline is no base: it was trained on
     the same text. A LoRA run holds its base itself, in case the other run is gone.
     """
-    run: RunFolder | None = loaded.home
     found: str | None = None
-    while run is not None and run.exists and (start := run.read_config().init_from):
-        path, public = files.expand_home(start.removeprefix(PREFIX)), start.startswith(PREFIX)
-        if run.base.is_file() and (public or not path.exists()):
-            return str(run.base), ""
-        if public:
-            return start, ""
-        if not path.exists():
-            return None, f"{path} is gone, from which {run.path} was trained"
-        earlier = RunFolder(path.parent.parent)
-        pipeline = earlier.path.resolve().parent
-        if earlier.imported or pipeline != run.path.resolve().parent or not PipelineFolder(pipeline).exists:
-            found = str(path)
-        run = earlier
+    for past in history(loaded.home):
+        if past.start is None:
+            break
+        if past.run.base.is_file() and (past.from_public or not past.start.exists()):
+            return str(past.run.base), ""
+        if past.earlier is None:
+            return past.config.init_from, ""
+        if not past.start.exists():
+            return None, f"{past.start} is gone, from which {past.run.path} was trained"
+        pipeline = past.earlier.path.resolve().parent
+        if past.earlier.imported or pipeline != past.run.path.resolve().parent or not PipelineFolder(pipeline).exists:
+            found = str(past.start)
     return found, ""
 
 

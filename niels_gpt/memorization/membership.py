@@ -9,11 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from niels_gpt.config import RunConfig
-from niels_gpt.pretrained.model_folder import PREFIX
 from niels_gpt.runs.checkpoint import read_checkpoint
-from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.history import history
 from niels_gpt.runs.loading import LoadedRun
-from niels_gpt.system import files
 from niels_gpt.system.console import error_message, one_line
 from niels_gpt.tokenizer import AnyTokenizer
 from niels_gpt.training.tasks.documents import DocumentSet, content_key, open_chats, open_documents, uses_bytes
@@ -117,25 +115,25 @@ def run_history(loaded: LoadedRun, problems: list[str]) -> Iterator[tuple[RunCon
 
     The history ends at a public model, imported or read by `init_from: hf:...`: it was not trained on data of the user.
     """
-    path, run, data = loaded.path, loaded.home, loaded.data
-    while True:
-        if run is None or not run.exists:
-            problems.append(f"{path} is not in a run folder, so its training data is unknown")
+    path, data, run = loaded.path, loaded.data, loaded.home
+    if run is not None and run.no_data:
+        problems.append(run.no_data)
+        return
+    for past in history(run):
+        yield past.config, data
+        if past.start is None or past.earlier is None:
             return
-        config = run.read_config()
-        yield config, data
-        if not config.init_from or config.init_from.startswith(PREFIX):
-            return
-        path = files.expand_home(config.init_from)
-        run = RunFolder(path.parent.parent)
+        path, run = past.start, past.earlier
         try:
             saved = read_checkpoint(path, "cpu")
         except (ValueError, OSError) as err:
             problems.append(_problem(err))
             return
-        if not saved["step"]:
+        if not saved["step"]:  # an imported model
             return
         data = saved["extra"].get("data", {})
+    if run is None or not run.exists:
+        problems.append(f"{path} is not in a run folder, so its training data is unknown")
 
 
 def _problem(err: Exception) -> str:

@@ -54,6 +54,7 @@ def select_documents(
             f"{loaded.path} is not in a run folder, so its training documents are unknown: name the run with --run, "
             "or measure files with --text"
         )
+    run.check_data("measure files with --text")
     config = run.read_config()
     if config.task == "splice":
         return _spliced_documents(loaded, config, source, number, controls)

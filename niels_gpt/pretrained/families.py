@@ -59,6 +59,10 @@ class _Reader:
             raise ValueError(f"config.json must have {name}, an integer above 0, got {value!r}")
         return value
 
+    def sizes(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """Our names of sizes -> their values; `names`: ours -> theirs."""
+        return {ours: self.size(theirs) for ours, theirs in {"V": "vocab_size", **names}.items()}
+
     def get(self, name: str, default: Any) -> Any:
         value = self._options.get(name)
         return default if value is None else value
@@ -113,6 +117,11 @@ class _Reader:
         return ours
 
 
+def _write_sizes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, int]:
+    """The inverse of `_Reader.sizes`, without the vocabulary, which all families share."""
+    return {theirs: getattr(config, ours) for ours, theirs in names.items()}
+
+
 def _write_rope(config: ModelConfig) -> dict[str, Any]:
     if config.rope_scale == 1:
         return {"rope_theta": config.rope_theta, "rope_scaling": None}
@@ -124,6 +133,23 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
         "original_max_position_embeddings": config.rope_context,
     }
     return {"rope_theta": config.rope_theta, "rope_scaling": scaling}
+
+
+def _with_zero_bias(name: str, shape: tuple[int, ...], ours: str, layout: Layout = Same()) -> Iterator[Placed]:
+    """A weight, and its bias, which we do not have."""
+    yield Placed(f"{name}.weight", shape, f"{ours}.weight", layout=layout)
+    yield Placed(f"{name}.bias", shape[1:] if isinstance(layout, Transposed) else shape[:1], None)
+
+
+SIZES = {
+    "T": "max_position_embeddings",
+    "C": "hidden_size",
+    "L": "num_hidden_layers",
+    "H": "num_attention_heads",
+    "d_ff": "intermediate_size",
+}
+"""Our names of sizes -> those of Llama and GPT-NeoX."""
+GPT2_SIZES = {"T": "n_positions", "C": "n_embd", "L": "n_layer", "H": "n_head"}
 
 
 # --- Llama, Qwen2, Qwen3 --------------------------------------------------------------------------------
@@ -150,12 +176,7 @@ def _read_llama(options: Options) -> ModelConfig:
         )
     width = read.get("head_dim", 0)
     return ModelConfig(
-        V=read.size("vocab_size"),
-        T=read.size("max_position_embeddings"),
-        C=read.size("hidden_size"),
-        L=read.size("num_hidden_layers"),
-        H=read.size("num_attention_heads"),
-        d_ff=read.size("intermediate_size"),
+        **read.sizes(SIZES),
         n_kv_heads=read.get("num_key_value_heads", 0),
         head_dim=width,
         tie_embeddings=read.get("tie_word_embeddings", kind == "smollm3"),
@@ -171,14 +192,10 @@ def _read_llama(options: Options) -> ModelConfig:
 
 def _write_llama(config: ModelConfig) -> dict[str, Any]:
     written = {
-        "hidden_size": config.C,
-        "intermediate_size": config.d_ff,
-        "num_hidden_layers": config.L,
-        "num_attention_heads": config.H,
+        **_write_sizes(config, SIZES),
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.D,
         "hidden_act": "silu",
-        "max_position_embeddings": config.T,
         "rms_norm_eps": config.norm_eps,
         "initializer_range": 0.02,
         **_write_rope(config),
@@ -229,12 +246,7 @@ def _read_neox(options: Options) -> ModelConfig:
     theta = rope.get("rope_theta", options.get("rope_theta", options.get("rotary_emb_base", 10000)))
     read = _Reader({**options, "rope_theta": theta, "partial_rotary_factor": 1.0})
     return ModelConfig(
-        V=read.size("vocab_size"),
-        T=read.size("max_position_embeddings"),
-        C=read.size("hidden_size"),
-        L=read.size("num_hidden_layers"),
-        H=read.size("num_attention_heads"),
-        d_ff=read.size("intermediate_size"),
+        **read.sizes(SIZES),
         tie_embeddings=read.get("tie_word_embeddings", False),
         norm_eps=read.number("layer_norm_eps", 1e-5),
         dropout=0.0,
@@ -244,12 +256,8 @@ def _read_neox(options: Options) -> ModelConfig:
 
 def _write_neox(config: ModelConfig) -> dict[str, Any]:
     return {
-        "hidden_size": config.C,
-        "intermediate_size": config.d_ff,
-        "num_hidden_layers": config.L,
-        "num_attention_heads": config.H,
+        **_write_sizes(config, SIZES),
         "hidden_act": "gelu",
-        "max_position_embeddings": config.T,
         "layer_norm_eps": config.norm_eps,
         "use_parallel_residual": False,
         "rotary_pct": 1.0,
@@ -268,21 +276,14 @@ def _neox_tensors(config: ModelConfig) -> Iterator[Placed]:
     yield Placed("gpt_neox.embed_in.weight", (V, C), "tok_emb.weight")
     for layer in range(config.L):
         theirs, ours = f"gpt_neox.layers.{layer}", f"blocks.{layer}"
-        for name, norm in (("input_layernorm", "norm_attn"), ("post_attention_layernorm", "norm_mlp")):
-            yield Placed(f"{theirs}.{name}.weight", (C,), f"{ours}.{norm}.weight")
-            yield Placed(f"{theirs}.{name}.bias", (C,), None)
-        matrices: tuple[tuple[str, str, tuple[int, int], Layout], ...] = (
-            ("attention.query_key_value", "attn.qkv", (3 * C, C), heads),
-            ("attention.dense", "attn.out", (C, C), Same()),
-            ("mlp.dense_h_to_4h", "mlp.up", (wide, C), Same()),
-            ("mlp.dense_4h_to_h", "mlp.down", (C, wide), Same()),
-        )
-        for name, matrix, shape, layout in matrices:
-            yield Placed(f"{theirs}.{name}.weight", shape, f"{ours}.{matrix}.weight", layout=layout)
-            if name.startswith("mlp"):
-                yield Placed(f"{theirs}.{name}.bias", shape[:1], None)
-    yield Placed("gpt_neox.final_layer_norm.weight", (C,), "norm.weight")
-    yield Placed("gpt_neox.final_layer_norm.bias", (C,), None)
+        yield from _with_zero_bias(f"{theirs}.input_layernorm", (C,), f"{ours}.norm_attn")
+        yield from _with_zero_bias(f"{theirs}.post_attention_layernorm", (C,), f"{ours}.norm_mlp")
+        qkv = f"{theirs}.attention.query_key_value.weight"
+        yield Placed(qkv, (3 * C, C), f"{ours}.attn.qkv.weight", layout=heads)
+        yield Placed(f"{theirs}.attention.dense.weight", (C, C), f"{ours}.attn.out.weight")
+        yield from _with_zero_bias(f"{theirs}.mlp.dense_h_to_4h", (wide, C), f"{ours}.mlp.up")
+        yield from _with_zero_bias(f"{theirs}.mlp.dense_4h_to_h", (C, wide), f"{ours}.mlp.down")
+    yield from _with_zero_bias("gpt_neox.final_layer_norm", (C,), "norm")
     if not config.tie_embeddings:
         yield Placed("embed_out.weight", (V, C), "lm_head.weight")
 
@@ -296,14 +297,10 @@ def _read_gpt2(options: Options) -> ModelConfig:
     read.require("scale_attn_weights", True, default=True)
     read.require("scale_attn_by_inverse_layer_idx", False, default=False)
     read.require("add_cross_attention", False, default=False)
-    C = read.size("n_embd")
+    sizes = read.sizes(GPT2_SIZES)
     return ModelConfig(
-        V=read.size("vocab_size"),
-        T=read.size("n_positions"),
-        C=C,
-        L=read.size("n_layer"),
-        H=read.size("n_head"),
-        d_ff=read.get("n_inner", 4 * C),
+        **sizes,
+        d_ff=read.get("n_inner", 4 * sizes["C"]),
         positions="learned",
         tie_embeddings=read.get("tie_word_embeddings", True),
         norm_eps=read.number("layer_norm_epsilon", 1e-5),
@@ -313,11 +310,8 @@ def _read_gpt2(options: Options) -> ModelConfig:
 
 def _write_gpt2(config: ModelConfig) -> dict[str, Any]:
     return {
-        "n_embd": config.C,
+        **_write_sizes(config, GPT2_SIZES),
         "n_inner": config.d_ff,
-        "n_layer": config.L,
-        "n_head": config.H,
-        "n_positions": config.T,
         "activation_function": "gelu",
         "layer_norm_epsilon": config.norm_eps,
         "attn_pdrop": 0.0,
@@ -332,19 +326,16 @@ def _gpt2_tensors(config: ModelConfig) -> Iterator[Placed]:
     yield Placed("transformer.wpe.weight", (config.T, C), "pos_emb.weight")
     for layer in range(config.L):
         theirs, ours = f"transformer.h.{layer}", f"blocks.{layer}"
-        for name, norm in (("ln_1", "norm_attn"), ("ln_2", "norm_mlp")):
-            yield Placed(f"{theirs}.{name}.weight", (C,), f"{ours}.{norm}.weight")
-            yield Placed(f"{theirs}.{name}.bias", (C,), None)
+        yield from _with_zero_bias(f"{theirs}.ln_1", (C,), f"{ours}.norm_attn")
+        yield from _with_zero_bias(f"{theirs}.ln_2", (C,), f"{ours}.norm_mlp")
         for name, matrix, shape in (
             ("attn.c_attn", "attn.qkv", (C, 3 * C)),
             ("attn.c_proj", "attn.out", (C, C)),
             ("mlp.c_fc", "mlp.up", (C, wide)),
             ("mlp.c_proj", "mlp.down", (wide, C)),
         ):
-            yield Placed(f"{theirs}.{name}.weight", shape, f"{ours}.{matrix}.weight", layout=Transposed())
-            yield Placed(f"{theirs}.{name}.bias", shape[1:], None)
-    yield Placed("transformer.ln_f.weight", (C,), "norm.weight")
-    yield Placed("transformer.ln_f.bias", (C,), None)
+            yield from _with_zero_bias(f"{theirs}.{name}", shape, f"{ours}.{matrix}", Transposed())
+    yield from _with_zero_bias("transformer.ln_f", (C,), "norm")
     if not config.tie_embeddings:
         yield Placed("lm_head.weight", (V, C), "lm_head.weight")
 

@@ -1,42 +1,26 @@
-"""Import a public model as a run folder, so that every command works on it; and read its weights for `init_from`."""
+"""Import a public model as a run folder, so that the commands of a run work on it."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import NamedTuple
 
 from niels_gpt.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from niels_gpt.config.yaml_file import to_dict
-from niels_gpt.model.gpt import GPT
 from niels_gpt.model.sizes import number_of_weights
-from niels_gpt.pretrained.model_folder import (
-    PREFIX,
-    ModelFolder,
-    find_folder,
-    open_folder,
-)
-from niels_gpt.runs.checkpoint import build_model, model_config, read_checkpoint, save_state
+from niels_gpt.pretrained.folder_tokenizer import folder_tokenizer, tokenizer_record
+from niels_gpt.pretrained.model_folder import find_folder, open_folder
+from niels_gpt.pretrained.public_base import source_record
+from niels_gpt.runs.checkpoint import save_state
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.runs.loading import find_run, is_run
 from niels_gpt.system import files
 from niels_gpt.system.atomic_folder import atomic_folder
-from niels_gpt.system.json_text import parse_json
 from niels_gpt.system.program import command
-from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, load_tokenizer
-from niels_gpt.tokenizer.huggingface import is_byte_vocabulary
+from niels_gpt.tokenizer import AnyTokenizer
 
 MOST_CONTEXT = 8192
 """Context of an imported model unless another is asked for. A KV cache is as long as it, on a GPU from the start."""
-
-
-MOST_RUNS = 100
-"""Runs that `public_base` follows: a config.yaml that was edited could name its own run."""
 
 
 class Imported(NamedTuple):
@@ -93,8 +77,8 @@ def import_model(
         with built.lock():
             if tokenizer is not None:
                 built.write_tokenizer(tokenizer)
-            save_state(built.best, state, None, 0, config, extra={"data": _data(tokenizer)})
-            files.write_json(built.source_path, _source(name, opened))
+            save_state(built.best, state, None, 0, config, extra={"data": tokenizer_record(tokenizer)})
+            files.write_json(built.source_path, source_record(name, opened))
             built.write_config(_run_config(config))
     return Imported(
         run, opened.path, opened.family.model_type, config, number_of_weights(config), opened.config.T, tokenizer
@@ -115,155 +99,6 @@ def with_context(config: ModelConfig, context: int | None) -> ModelConfig:
     if context is not None and not 1 <= context <= config.T:
         raise ValueError(f"--context {context}: the model was made for 1 to {config.T} tokens")
     return dataclasses.replace(config, T=context or min(config.T, MOST_CONTEXT))
-
-
-def folder_tokenizer(opened: ModelFolder) -> AnyTokenizer | None:
-    """The tokenizer in the folder of a model; None if there is none.
-
-    Raises ValueError for one that is not supported, or that has more ids than the model.
-    """
-    if not any((opened.path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
-        return None
-    if opened.config.V == 256 and is_byte_vocabulary(opened.path):
-        return ByteTokenizer()
-    tokenizer = load_tokenizer(opened.path)
-    if tokenizer.vocab_size > opened.config.V:
-        raise ValueError(
-            f"the tokenizer of {opened.path} has {tokenizer.vocab_size} ids, but the embedding only {opened.config.V}: "
-            "this tokenizer does not belong to this model"
-        )
-    return tokenizer
-
-
-def _data(tokenizer: AnyTokenizer | None) -> dict[str, str]:
-    """What a checkpoint records of the data of a model: the hash of its tokenizer; bytes have none."""
-    return {} if tokenizer is None or tokenizer.sha256 is None else {"tokenizer": tokenizer.sha256}
-
-
-def public_name(name: str) -> str:
-    """The name of a model for reports and model cards: its repository, or the last part of the path of its folder."""
-    repository = name.removeprefix(PREFIX)
-    folder = files.expand_home(repository)
-    return folder.resolve().name if folder.is_dir() else repository
-
-
-def _source(name: str, opened: ModelFolder) -> dict[str, Any]:
-    """Where a model comes from, without a path."""
-    return {
-        "name": public_name(name),
-        "model_type": opened.family.model_type,
-        "dtype": str(opened.dtype).removeprefix("torch."),
-        "context": opened.config.T,
-        "licence": _licence(opened.path),
-    }
-
-
-class PublicBase(NamedTuple):
-    """The public model that a run began with."""
-
-    name: str
-    licence: str
-    """Empty if it is not known."""
-
-
-def public_base(run: RunFolder) -> PublicBase | None:
-    """The public model that a run is, or began with (`init_from`); None if there is none, or it is gone."""
-    for _ in range(MOST_RUNS):
-        if run.imported:
-            return _read_source(run)
-        start = run.read_config().init_from if run.exists else ""
-        if start.startswith(PREFIX):
-            return PublicBase(public_name(start), _licence(files.expand_home(start.removeprefix(PREFIX))))
-        if not start:
-            return None
-        run = RunFolder(files.expand_home(start).parent.parent)
-    return None
-
-
-def _read_source(run: RunFolder) -> PublicBase | None:
-    """What source.json of an imported model says; None if it is damaged."""
-    try:
-        source = parse_json(run.source_path.read_bytes())
-        return PublicBase(str(source["name"]), str(source["licence"]))
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def _licence(folder: Path) -> str:
-    """The licence in the front matter of README.md; empty if there is none."""
-    try:
-        text = (folder / "README.md").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
-    front = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
-    found = re.search(r"^licen[cs]e:\s*(\S.*)$", front[1], re.MULTILINE) if front else None
-    return found[1].strip(" '\"") if found else ""
-
-
-# --- init_from --------------------------------------------------------------------------------------------
-
-
-class InitialWeights(NamedTuple):
-    """What a run starts from."""
-
-    where: str
-    """For messages."""
-    config: ModelConfig
-    step: int
-    """Training steps that were done; 0 for a public model."""
-    data: Mapping[str, str]
-    """Hashes of what it was trained on, as far as they are known; `tokenizer` is that of its tokenizer."""
-    read: Callable[[], Mapping[str, torch.Tensor]]
-    """The weights, on the device that was named."""
-
-
-def initial_path(init_from: str) -> Path:
-    """The folder or checkpoint that `init_from` names: `hf:` with a folder or repository, a run, or a checkpoint.
-
-    Raises ValueError if there is none.
-    """
-    if init_from.startswith(PREFIX):
-        return find_folder(init_from)
-    path = files.expand_home(init_from)
-    if not path.exists():
-        raise ValueError(f"init_from: no checkpoint {init_from}")
-    return find_run(path).model_path() if is_run(path) else path
-
-
-def initial_model(init_from: str) -> ModelConfig:
-    """The model config of what `init_from` names. Raises ValueError or OSError if it cannot be read."""
-    path = initial_path(init_from)
-    if init_from.startswith(PREFIX):
-        return open_folder(path).config
-    beside = path.with_name("config.json") if path.is_file() else None
-    if beside is not None and beside.is_file():
-        try:
-            return model_config(json.loads(beside.read_bytes()), where=str(path))
-        except ValueError:  # damaged; the checkpoint itself counts
-            pass
-    return model_config(read_checkpoint(path, "cpu")["config"], where=str(path))
-
-
-def open_initial(init_from: str, device: str) -> InitialWeights:
-    """The weights that `init_from` names, for a device. Raises ValueError or OSError if they cannot be read."""
-    path = initial_path(init_from)
-    if init_from.startswith(PREFIX):
-        opened = open_folder(path)
-
-        def read() -> dict[str, torch.Tensor]:
-            return {name: weight.to(device) for name, weight in opened.read_state().items()}
-
-        return InitialWeights(init_from, opened.config, 0, _data(folder_tokenizer(opened)), read)
-    saved = read_checkpoint(path, device)
-    config = model_config(saved["config"], where=init_from)
-    data = saved["extra"].get("data", {})
-    return InitialWeights(init_from, config, saved["step"], data, lambda: saved["model"])
-
-
-def load_initial(init_from: str, device: str | torch.device) -> GPT:
-    """The model that `init_from` names, in eval mode. Raises ValueError or OSError if it cannot be read."""
-    initial = open_initial(init_from, str(device))
-    return build_model(to_dict(initial.config), dict(initial.read()), where=init_from).to(device).eval()
 
 
 def describe(imported: Imported) -> list[str]:

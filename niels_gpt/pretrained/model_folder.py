@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from niels_gpt.config import ModelConfig
+from niels_gpt.config.public_model import folder_or_id
 from niels_gpt.model.sizes import weight_shapes
 from niels_gpt.pretrained.families import Family, family_of_options
 from niels_gpt.pretrained.layouts import Placed, Same
 from niels_gpt.pretrained.safetensors_file import StoredTensor, read_header
 from niels_gpt.system import files
 
-PREFIX = "hf:"
-"""Of a model of others in `init_from` and `--base`."""
 MOST_NAMED = 8
 """Tensors of each kind that an error names."""
 WANTED = [
@@ -215,7 +214,7 @@ def find_folder(name: str, *, revision: str | None = None) -> Path:
 
     name: a path or NAME/MODEL, with or without `hf:`. Raises ValueError or OSError with a reason.
     """
-    name = name.removeprefix(PREFIX)
+    name = folder_or_id(name)
     folder = files.expand_home(name)
     if folder.is_dir():
         return folder

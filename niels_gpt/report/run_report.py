@@ -128,6 +128,12 @@ def _today() -> str:
 
 def _sections(facts: RunFacts, memorization: Sequence[Path]) -> list[Section]:
     config = load_config(facts.path / "config.yaml")
+    if facts.detail["state"] == "imported":  # it has no steps and no data
+        return [
+            Section("Result", _result(facts)),
+            Section("Memorization", _memorization(facts, memorization)),
+            Section("Config", _config(facts, config)),
+        ]
     return [
         Section("Result", _result(facts)),
         Section("Curves", _curves(facts)),
@@ -147,8 +153,9 @@ def _sections(facts: RunFacts, memorization: Sequence[Path]) -> list[Section]:
 
 def _result(facts: RunFacts) -> list[Block]:
     detail = facts.detail
-    done = f"{detail['steps']:,} of {plural(detail['total_steps'], 'step')}"
-    lines = [f"{_sentence(facts.state)}: {done}."]
+    lines = ["An imported model, without training steps."]
+    if detail["steps"] is not None:
+        lines = [f"{_sentence(facts.state)}: {detail['steps']:,} of {plural(detail['total_steps'], 'step')}."]
     last = facts.environment.sessions[-1] if facts.environment and facts.environment.sessions else None
     if last is not None and facts.state in (DIVERGED, FAILED):
         lines.append(f"{_sentence(last.reason)}.")
@@ -158,12 +165,12 @@ def _result(facts: RunFacts) -> list[Block]:
             f"Best validation loss {detail['best_loss']:.4f} nats per {facts.unit} after "
             f"{plural(detail['best_step'], 'step')}{bits}."
         )
-    elif not facts.lines:
+    elif not facts.lines and detail["steps"] is not None:
         lines.append("No step is recorded yet.")
-    else:
+    elif facts.lines:
         lines.append("No evaluation is recorded yet.")
     rows = [
-        ("Task", detail["task"]),
+        *([("Task", detail["task"])] if detail["task"] is not None else []),
         ("Parameters", f"{detail['parameters']:,}"),
         ("Context", f"{detail['context']:,} {facts.unit}s"),
         ("Vocabulary", f"{detail['vocabulary']:,}"),
@@ -171,7 +178,7 @@ def _result(facts: RunFacts) -> list[Block]:
         ("On disk", "?" if detail["disk"] is None else f"{short_number(detail['disk'])}B"),
     ]
     if facts.lines:
-        rows.insert(4, ("Last training loss", f"{facts.lines[-1]['loss']:.4f}"))
+        rows.insert(-2, ("Last training loss", f"{facts.lines[-1]['loss']:.4f}"))
     return [Lead(lines), Facts(rows)]
 
 
@@ -442,6 +449,9 @@ def _memorization(facts: RunFacts, others: Sequence[Path]) -> list[Block]:
     if blocks:
         return blocks
     memorize, audit = command("memorize", facts.path), command("audit", facts.path, "--out", facts.path / "audit")
+    if facts.detail["state"] == "imported":
+        audit = command("audit", facts.path, "--notes", "FOLDER", "--out", facts.path / "audit")
+        return [Paragraph(f"Not measured. {audit} measures what it knows of notes that it was not trained on here.")]
     return [Paragraph(f"Not measured. {memorize} measures training documents, {audit} all notes.")]
 
 
@@ -543,9 +553,9 @@ def final_metrics(facts: RunFacts) -> dict[str, str]:
     detail, rate, seconds = facts.detail, speed(facts), training_time(facts)
     found = {
         "state": facts.state,
-        "task": detail["task"],
+        "task": detail["task"] or "",
         "parameters": f"{detail['parameters']:,}",
-        "steps": f"{detail['steps']:,} of {detail['total_steps']:,}",
+        "steps": "" if detail["steps"] is None else f"{detail['steps']:,} of {detail['total_steps']:,}",
         "best validation loss": "" if detail["best_loss"] is None else f"{detail['best_loss']:.4f}",
         "after steps": "" if detail["best_step"] is None else f"{detail['best_step']:,}",
         "bits per byte": "" if detail["bits_per_byte"] is None else f"{detail['bits_per_byte']:.4f}",

@@ -30,7 +30,7 @@ from niels_gpt.system.optional_writes import optional_write
 
 RUNS = Path("runs")
 PHASES = ("pretrain", "sft")
-State = Literal["finished", "training", "stopped", "damaged"]
+State = Literal["finished", "training", "stopped", "imported", "damaged"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class RunSummary:
     """Its path below the folder of runs."""
     path: str
     state: State
-    """`training`: a process holds its lock; `stopped`: it can be resumed."""
+    """`training`: a process holds its lock; `stopped`: it can be resumed; `imported`: a public model without steps."""
     changed: float
     """When it last wrote metrics or its config: seconds since 1970."""
     disk: int | None
@@ -49,7 +49,7 @@ class RunSummary:
     task: str | None = None
     parameters: int | None = None
     steps: int | None = None
-    """Steps done."""
+    """Steps done; None for an imported model, as are `total_steps` and `task`."""
     total_steps: int | None = None
     best_loss: float | None = None
     """Lowest validation loss, in nats per byte or token."""
@@ -125,6 +125,9 @@ def summarize(path: Path, name: str | None = None) -> RunSummary:
 def _progress(path: Path) -> dict[str, Any]:
     """Return the fields of a RunSummary that its config and metrics give. Raises what a damaged file can raise."""
     config = read_tree(path)
+    parameters = number_of_weights(ModelConfig.of(config["model"]))
+    if (path / "source.json").exists():
+        return {"state": "imported", "parameters": parameters}
     last, evaluated = _read_metrics(path / "metrics.jsonl")
     steps, total = (last["step"] + 1 if last else 0), config["train"]["total_steps"]
     best = _best(config, evaluated)
@@ -135,7 +138,7 @@ def _progress(path: Path) -> dict[str, Any]:
     return {
         "state": "training" if is_locked(path) else "finished" if steps >= total else "stopped",
         "task": config["task"],
-        "parameters": number_of_weights(ModelConfig.of(config["model"])),
+        "parameters": parameters,
         "steps": steps,
         "total_steps": total,
         "best_loss": selection_loss(config, best["evals"]) if best else None,

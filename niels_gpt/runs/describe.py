@@ -10,7 +10,6 @@ from typing import Any
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import differences, load_config, to_dict
 from niels_gpt.runs.catalog import PHASES, disk_usage, pipeline_of, read_tree, summarize
-from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.metrics import read_metrics
 from niels_gpt.system.files import display_path
 from niels_gpt.system.program import command
@@ -27,18 +26,18 @@ def describe(path: Path) -> dict[str, Any]:
         config = load_config(path / "config.yaml")
     except ValueError as err:
         return {**detail, "state": "damaged", "problem": str(err)}
-    last = detail["last"] or {}
+    last, imported = detail["last"] or {}, summary.state == "imported"
     checkpoints = _checkpoints(path)
     return {
         **detail,
         "context": config.model.T,
         "vocabulary": config.model.V,
-        "data": _data(config),
+        "data": [] if imported else _data(config),
         "last_evals": {name: value for name, value in _last_evals(path).items() if "/" not in name},
         "last": {key: value for key, value in last.items() if key != "evals"} or None,
         "checkpoints": checkpoints,
         "same_files": _same_files(path),
-        "differences": _changes(config),
+        "differences": {k: pair for k, pair in _changes(config).items() if not imported or k.startswith("model.")},
         "next": _next_commands(path, config, summary.state, bool(checkpoints)),
     }
 
@@ -171,11 +170,13 @@ def _last_evals(path: Path) -> dict[str, float]:
 
 def _next_commands(path: Path, config: RunConfig, state: str, has_checkpoint: bool) -> list[str]:
     """Return what to type next; for a phase of a pipeline, commands on the pipeline where they mean that phase."""
+    if state == "imported":
+        return [command("chat", path), command("notes", "FOLDER", "--base", path)]
     pipeline = pipeline_of(path)
     commands = []
     if pipeline is not None and _can_resume(pipeline):
         commands.append(command("pipeline", pipeline, "--resume"))
-    elif pipeline is None and state == "stopped" and not RunFolder(path).imported:
+    elif pipeline is None and state == "stopped":
         commands.append(command("train", path, "--resume"))
     if has_checkpoint:
         if config.task == "splice":

@@ -52,6 +52,16 @@ class RunFolder:
         return self.source_path.exists()
 
     @property
+    def no_data(self) -> str:
+        """Why the run has no data; empty if it has. That of an imported model is not known."""
+        return f"{self.path} is an imported model, which has no data" if self.imported else ""
+
+    def check_data(self, remedy: str = "") -> None:
+        """Raise ValueError if the run has no data. remedy: what to type instead."""
+        if self.no_data:
+            raise ValueError(f"{self.no_data}: {remedy}" if remedy else self.no_data)
+
+    @property
     def resume_command(self) -> str:
         """What to type to resume the run."""
         return command("train", self.path, "--resume")

@@ -34,7 +34,7 @@ class ListedRun:
     path: Path
     summary: RunSummary
     state: str
-    """`training`, `finished`, `stopped` (it can be resumed) or `failed`."""
+    """`training`, `finished`, `stopped` (it can be resumed), `imported` (a public model) or `failed`."""
     problem: str | None
     """Why it failed."""
     signature: Any

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from niels_gpt.system import files
-from niels_gpt.tokenizer.foreign import JSON_FILE, MODEL_FILE, ForeignTokenizer, load_foreign, write_foreign
+from niels_gpt.tokenizer.foreign import JSON_FILE, MODEL_FILE, ForeignTokenizer, load_foreign
 from niels_gpt.tokenizer.special import SPECIAL_TOKENS
 from niels_gpt.tokenizer.subword import Tokenizer, load_subword
 
@@ -25,15 +24,6 @@ def load_tokenizer(model_path: str | Path) -> Tokenizer | ForeignTokenizer:
         return load_subword(path / MODEL_FILE) if ours else load_foreign(path)
     foreign = path.suffix == ".json" or (path.name == MODEL_FILE and not _is_ours(path))
     return load_foreign(path) if foreign and path.is_file() else load_subword(path)
-
-
-def write_tokenizer(tokenizer: Tokenizer | ForeignTokenizer, folder: Path) -> None:
-    """Write a tokenizer into a folder such as `tokenizer/` of a cache, from which `load_tokenizer` loads it."""
-    if isinstance(tokenizer, Tokenizer):
-        folder.mkdir(parents=True, exist_ok=True)
-        files.write_bytes(folder / "spm.model", tokenizer.model)
-    else:
-        write_foreign(tokenizer, folder)
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -26,7 +26,7 @@ from niels_gpt.inference.generation import stream_text
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.lora import add_adapters
-from niels_gpt.pretrained.imported_run import initial_path
+from niels_gpt.pretrained.initial_weights import initial_path
 from niels_gpt.runs.checkpoint import save_base
 from niels_gpt.runs.environment import DIVERGED, FINISHED, STOPPED, Session, recorded_session
 from niels_gpt.runs.folder import MetricsLog, RunFolder

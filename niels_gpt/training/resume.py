@@ -17,7 +17,7 @@ from niels_gpt.config.schema import default_warmup
 from niels_gpt.config.yaml_file import differences, to_dict, with_defaults
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.lora import base_state
-from niels_gpt.pretrained.imported_run import open_initial
+from niels_gpt.pretrained.initial_weights import open_initial
 from niels_gpt.runs.checkpoint import CheckpointError, check_weights, is_dense
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system.console import plural

@@ -12,8 +12,9 @@ from niels_gpt.training.tasks.registry import open_task
 def open_trained_data(run: RunFolder) -> tuple[RunConfig, DataTask]:
     """The config of a run and its task, whose batches are those of the run.
 
-    Raises ValueError if the data has changed since the run was trained.
+    Raises ValueError if the data has changed since the run was trained, or the run has none.
     """
+    run.check_data()
     config = run.read_config()
     task = open_task(config)
     trained_on = run.newest_checkpoint("cpu")[1].get("extra", {}).get("data", {})

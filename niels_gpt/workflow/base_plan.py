@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from niels_gpt.config import ModelConfig
+from niels_gpt.config.public_model import is_public
 from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.sizes import number_of_weights
-from niels_gpt.pretrained.imported_run import import_model, public_base, public_name
-from niels_gpt.pretrained.model_folder import PREFIX
+from niels_gpt.pretrained.imported_run import import_model
+from niels_gpt.pretrained.public_base import public_base, public_name
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun, load_run
 from niels_gpt.system.device import has_fast_bf16
@@ -67,6 +68,16 @@ class BasePlan(Plan):
             "lora": {"rank": self.rank},
         }
 
+    def describe(self) -> str:
+        return f"fine-tune {self.init_from}, {super().describe()}"
+
+    def _tokens(self) -> str:
+        return f"{self.vocab_size:,} tokens"
+
+    def _how(self) -> str:
+        trained = f"LoRA of rank {self.rank}" if self.rank else "all weights"
+        return f"; {trained}: {self.reason}"
+
 
 def open_base(name: str, device: str, folder: Path, on_bytes: Callable[[int, int], None] | None = None) -> LoadedRun:
     """Load the base that a user named: a run, a pipeline, a checkpoint, or `hf:` with a public model.
@@ -74,7 +85,7 @@ def open_base(name: str, device: str, folder: Path, on_bytes: Callable[[int, int
     A public model is imported into `folder` first, unless an earlier try did that. Raises ValueError or OSError, also
     if an earlier try imported another model.
     """
-    if name.startswith(PREFIX):
+    if is_public(name):
         run = RunFolder(folder)
         if not run.exists:
             import_model(name, run, on_bytes=on_bytes)
@@ -87,7 +98,7 @@ def open_base(name: str, device: str, folder: Path, on_bytes: Callable[[int, int
         if isinstance(loaded.tokenizer, ByteTokenizer) and loaded.model.config.V > 256:
             raise ValueError(f"--base {name} has no tokenizer: name a model with a tokenizer.json or tokenizer.model")
         return loaded
-    if not Path(name).exists():
+    if not name or not Path(name).exists():
         raise ValueError(f"--base {name} does not exist: name the folder of a run, or hf: with a public model")
     return load_run(name, None, device)
 
@@ -116,7 +127,7 @@ def make_base_plan(
     rank, reason = (rank, "as asked for") if rank is not None else _choose_rank(base, device)
     plan = BasePlan(
         Size(base.C, base.L, base.H, T),
-        vocab_size=0 if isinstance(loaded.tokenizer, ByteTokenizer) else loaded.tokenizer.vocab_size - 4,
+        vocab_size=0 if isinstance(loaded.tokenizer, ByteTokenizer) else loaded.tokenizer.vocab_size,
         pretrain_steps=1,
         sft_steps=1,
         pretrain_rows=8 if kind == "cpu" else 32,

@@ -9,26 +9,28 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from niels_gpt.cache.sources.build import build
+from niels_gpt.cache.sources.build import build, install_tokenizer
 from niels_gpt.cache.sources.texts import BuildSettings
 from niels_gpt.config import DataConfig, NotesConfig, RunConfig, SourceConfig
 from niels_gpt.config.yaml_file import config_from_dict
+from niels_gpt.data import embedded
 from niels_gpt.data.note_check import find_secrets
 from niels_gpt.data.note_selection import SelectedNotes, read_note, select_notes
 from niels_gpt.data.primer import iter_primer_sft
 from niels_gpt.data.registry import sources
 from niels_gpt.data.roam import split_roam_paths
+from niels_gpt.data.source_paths import primer_path
 from niels_gpt.data.types import ChatMessage, ChatSample
+from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
-from niels_gpt.tokenizer import SubwordTokenizer, load_tokenizer, train_tokenizer
-from niels_gpt.tokenizer.loading import write_tokenizer
+from niels_gpt.tokenizer import ByteTokenizer, SubwordTokenizer, load_tokenizer, train_tokenizer
 from niels_gpt.workflow.note_dialogues import NoteTopic, choose_topics, note_topics
-from niels_gpt.workflow.plan import Plan
+from niels_gpt.workflow.plan import ABOUT_NOTES, Plan
 from niels_gpt.workflow.variations import in_chats, with_variations
 
 SEED = 42
@@ -39,10 +41,10 @@ TOKENIZER_CHUNKS = 2500
 """Chunks of 1,000 characters that the tokenizer learns from: more take minutes and do not help."""
 MESSAGES_PER_TEXT = 30
 """Messages that are joined to a text for the tokenizer, which samples texts by chunks of similar size."""
-DIALOGUES, ABOUT_NOTES = "dialogues", "about_notes"
-"""Names of the two sources of dialogues."""
-ABOUT_SHARE = 0.4
-"""Share of the fine-tuning rows that are about the notes."""
+DIALOGUES = "dialogues"
+"""Name of the source of other dialogues than those about the notes."""
+PERSONA = "niels"
+"""Dialogues of the package with this name teach a model what it is."""
 ROWS_PER_TOPIC = 24
 """Rows about one topic of the notes; a topic that is seen less often is not learned."""
 BYTE_DIALOGUES = 0.4
@@ -101,7 +103,7 @@ def topics_of(corpus: Corpus, plan: Plan) -> list[NoteTopic]:
     Answers with a secret (a key, a password) are left out.
     """
     rows = plan.sft_rows * plan.sft_steps if plan.vocab_size else plan.pretrain_rows * plan.pretrain_steps
-    share = ABOUT_SHARE if plan.vocab_size else BYTE_DIALOGUES * ABOUT_SHARE
+    share = plan.about_share if plan.vocab_size else BYTE_DIALOGUES * plan.about_share
     notes = [
         (title_of(path), list(note_topics(text, title=title_of(path)))) for path, text in corpus.texts(corpus.train)
     ]
@@ -109,15 +111,24 @@ def topics_of(corpus: Corpus, plan: Plan) -> list[NoteTopic]:
     return [topic for topic in chosen if not find_secrets(topic.answer)]
 
 
+def dialogue_file(primer: str | None) -> Path | None:
+    """The file of dialogues that a user named, also as `embedded`; None: no file was named."""
+    return embedded.PRIMER if primer == "embedded" else None if primer is None else primer_path(primer)
+
+
 def write_dialogues(
-    dialogues: Path, topics: Sequence[NoteTopic], folder: Path, *, errors: str = "strict"
+    dialogues: Path | None, topics: Sequence[NoteTopic], folder: Path, *, general: int = 0, errors: str = "strict"
 ) -> dict[str, int]:
     """Write the dialogues of fine-tuning into a folder, one file per source; return their numbers.
 
-    dialogues: a file of dialogues. topics: of the notes. errors: how the file is decoded. The files get mode 0600: they
-    hold text of the notes.
+    dialogues: a file of dialogues; None: those of the package, with `general` only so many that are not about niels.
+    topics: of the notes. errors: how the file is decoded. The files get mode 0600: they hold text of the notes.
     """
-    samples = {DIALOGUES: list(with_variations(iter_primer_sft(dialogues, errors=_errors(errors)), seed=SEED))}
+    chats = iter_primer_sft(dialogues or embedded.PRIMER, errors=_errors(errors))
+    if dialogues is None and general:
+        samples = {DIALOGUES: general_dialogues(chats, general)}  # without variations, some of which name niels
+    else:
+        samples = {DIALOGUES: list(with_variations(chats, seed=SEED))}
     if topics:
         samples[ABOUT_NOTES] = [
             ChatSample([ChatMessage("user", question), ChatMessage("assistant", topic.answer)], ABOUT_NOTES, {})
@@ -128,6 +139,17 @@ def write_dialogues(
     return {
         name: _write(folder / f"{name}.jsonl", in_chats(source, others, seed=SEED)) for name, source in samples.items()
     }
+
+
+def general_dialogues(samples: Iterable[ChatSample], most: int) -> list[ChatSample]:
+    """The dialogues that neither name niels nor have a system message, at most `most` of them, evenly chosen."""
+    kept = [
+        sample
+        for sample in samples
+        if sample.messages[0].role != "system"
+        and not any(PERSONA in message.content.lower() for message in sample.messages)
+    ]
+    return [kept[i * len(kept) // most] for i in range(most)] if len(kept) > most else kept
 
 
 def title_of(path: str) -> str:
@@ -156,11 +178,11 @@ def dialogue_sources(folder: Path, names: Iterable[str]) -> dict[str, SourceConf
 
 
 def build_caches(
-    corpus: Corpus, folder: Path, names: Iterable[str], *, vocab_size: int, tokenizer: SubwordTokenizer | None = None
+    corpus: Corpus, folder: Path, names: Iterable[str], *, subwords: int, tokenizer: SubwordTokenizer | None = None
 ) -> SubwordTokenizer:
     """Build the caches of notes and dialogues in a folder; return their tokenizer.
 
-    tokenizer: that of a base; by default one is trained on the notes and dialogues.
+    tokenizer: that of a base; by default one with `subwords` pieces is trained on the notes and dialogues.
     """
     added = dialogue_sources(folder, names)
     known = sources(DataConfig(sources=added))
@@ -174,10 +196,10 @@ def build_caches(
                 yield block
 
     if tokenizer is None:
-        path = train_tokenizer(texts(), folder / "tokenizer", vocab_size=vocab_size, sample_chunks=TOKENIZER_CHUNKS)
+        path = train_tokenizer(texts(), folder / "tokenizer", vocab_size=subwords, sample_chunks=TOKENIZER_CHUNKS)
         tokenizer = load_tokenizer(path)
     else:
-        write_tokenizer(tokenizer, folder / "tokenizer")
+        install_tokenizer(tokenizer, folder)
     settings = BuildSettings(
         folder,
         seed=SEED,
@@ -189,6 +211,41 @@ def build_caches(
     for name in ("roam", *added):
         build(known[name], settings, tokenizer)
     return tokenizer
+
+
+class Prepared(NamedTuple):
+    """What is trained."""
+
+    configs: dict[str, RunConfig]
+    """By phase: `pretrain` and `sft`; a model over bytes has one phase, `bytes`."""
+    dialogues: dict[str, int]
+    """Number of dialogues by source."""
+
+
+def prepare(
+    corpus: Corpus,
+    dialogues: Path | None,
+    topics: Sequence[NoteTopic],
+    plan: Plan,
+    folder: Path,
+    *,
+    base: LoadedRun | None = None,
+    show: Callable[[str], None] = lambda text: None,
+) -> Prepared:
+    """Write the dialogues and the caches of a model into a folder; return the configs of its phases.
+
+    dialogues: a file; None: those of the package that the plan asks for. topics: what the model learns to answer about
+    the notes. base: what the plan fine-tunes, and whose tokenizer is used. show: gets a line about each part of the
+    work.
+    """
+    numbers = write_dialogues(dialogues, topics, folder, general=plan.general_dialogues, errors=corpus.errors)
+    question = topics[0].questions[0] if topics else QUESTION
+    if not plan.vocab_size:
+        return Prepared({"bytes": byte_config(plan, corpus, folder, numbers, question=question)}, numbers)
+    tokenizer = None if base is None or isinstance(base.tokenizer, ByteTokenizer) else base.tokenizer
+    show("tokenizing" if tokenizer else f"training a tokenizer of {plan.subwords:,} subwords")
+    build_caches(corpus, folder, numbers, subwords=plan.subwords, tokenizer=tokenizer)
+    return Prepared(phase_configs(plan, corpus, folder, numbers, question=question), numbers)
 
 
 def _data(corpus: Corpus, folder: Path, names: Iterable[str]) -> dict[str, Any]:
@@ -212,7 +269,7 @@ def byte_config(
 
     question: its answers are shown while the model trains.
     """
-    dialogues = {name: BYTE_DIALOGUES * share for name, share in _shares(list(names)).items()}
+    dialogues = {name: BYTE_DIALOGUES * share for name, share in _shares(list(names), plan).items()}
     return config_from_dict(
         {
             "task": "bytes",
@@ -245,7 +302,7 @@ def phase_configs(
         "output": _output(plan.pretrain_steps, evaluations=8) | {"sample_prompt": "# "},
     }
     # The last checkpoint answers best, although the loss on held-out dialogues is lowest before: one evaluation.
-    shares = _shares(list(names))
+    shares = _shares(list(names), plan)
     sft = {
         "task": "sft",
         "model": plan.model(),
@@ -256,8 +313,9 @@ def phase_configs(
     return {"pretrain": config_from_dict(pretrain), "sft": config_from_dict(sft)}
 
 
-def _shares(names: list[str]) -> dict[str, float]:
-    return {DIALOGUES: 1 - ABOUT_SHARE, ABOUT_NOTES: ABOUT_SHARE} if ABOUT_NOTES in names else {DIALOGUES: 1.0}
+def _shares(names: list[str], plan: Plan) -> dict[str, float]:
+    about = plan.about_share if ABOUT_NOTES in names else 0.0
+    return {DIALOGUES: 1 - about, ABOUT_NOTES: about} if about else {DIALOGUES: 1.0}
 
 
 def _output(steps: int, *, evaluations: int) -> dict[str, int]:

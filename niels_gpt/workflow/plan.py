@@ -15,13 +15,17 @@ from niels_gpt.config.yaml_file import config_from_dict
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.lora import add_adapters
 from niels_gpt.model.sizes import number_of_weights
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.pipeline import PipelineFolder
+from niels_gpt.system.console import format_duration, plural, short_number
 from niels_gpt.system.device import has_fast_bf16
+from niels_gpt.tokenizer import SPECIAL_TOKENS
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.step import StepRunner
 from niels_gpt.training.tasks.base import Batch
 
 VOCABULARY = 4000
-"""Subwords of the tokenizer: fewer make worse answers, more do not help a small model."""
+"""Subwords of a new tokenizer, besides its special tokens: fewer make worse answers, more do not help a small model."""
 LARGEST_VOCABULARY = 8000
 """Subwords if the notes use many characters."""
 BYTES_PER_TOKEN = 3.5
@@ -36,6 +40,10 @@ SFT_SHARE = 0.45
 """Share of the training time for fine-tuning, at most."""
 SFT_LENGTH = 64
 """Tokens of a conversation, about: the rest of a row is padding, which costs nothing."""
+ABOUT_SHARE = 0.4
+"""Share of the fine-tuning rows that are about the notes."""
+ABOUT_NOTES = "about_notes"
+"""Name of the source of dialogues about the notes."""
 SMALL = 2_000_000
 """Bytes of notes; fewer are learned by heart quickly, so the model gets dropout."""
 OTHER_SECONDS = 90
@@ -71,7 +79,7 @@ class Plan:
 
     size: Size
     vocab_size: int
-    """Subwords of the tokenizer; 0: the model reads bytes."""
+    """Ids of the tokenizer, special tokens included; 0: the model reads bytes."""
     pretrain_steps: int
     sft_steps: int
     """Steps on dialogues; 0 for bytes, which are trained in one phase."""
@@ -83,12 +91,16 @@ class Plan:
     """Estimated time of training; 0: unknown."""
     init_from: str = ""
     """Checkpoint that is fine-tuned; empty: the model starts from nothing."""
+    about_share: float = ABOUT_SHARE
+    """Share of the fine-tuning rows that are about the notes, if there are any."""
+    general_dialogues: int = 0
+    """Fine-tune on so many dialogues of the package that are not about niels; 0: on all its dialogues."""
 
     def model(self) -> dict[str, Any]:
         """The section `model` of a config."""
         C, L, H, T = self.size
         return {"preset": "v1", "C": C, "L": L, "H": H, "T": T, "d_ff": -(-8 * C // 3 // 64) * 64} | {
-            "V": self.vocab_size + 4 if self.vocab_size else 256,
+            "V": self.vocab_size or 256,
             "dropout": self.dropout,
         }
 
@@ -111,19 +123,53 @@ class Plan:
         model = pretrain.model
         return cls(
             Size(model.C, model.L, model.H, model.T),
-            vocab_size=0 if sft is None else model.V - 4,
+            vocab_size=0 if sft is None else model.V,
             pretrain_steps=pretrain.train.total_steps,
             sft_steps=0 if sft is None else sft.train.total_steps,
             pretrain_rows=pretrain.train.B,
             sft_rows=0 if sft is None else sft.train.B,
             dropout=model.dropout,
             precision=pretrain.train.precision,
+            about_share=ABOUT_SHARE if sft is None else sft.train.p_train.get(ABOUT_NOTES, ABOUT_SHARE),
         )
 
     @property
     def parameters(self) -> int:
         """Weights of the model."""
         return number_of_weights(config_from_dict({"model": self.model()}).model)
+
+    @property
+    def subwords(self) -> int:
+        """Pieces of a new tokenizer, besides its special tokens."""
+        return self.vocab_size - len(SPECIAL_TOKENS)
+
+    def describe(self) -> str:
+        """The plan in one sentence."""
+        C, L, _, T = self.size
+        reads = self._tokens() if self.vocab_size else "bytes"
+        size = f"{plural(L, 'layer')}, {C} wide, {T} tokens of context"
+        steps = f"{plural(self.pretrain_steps, 'step')} on the notes"
+        if self.sft_steps:
+            steps += f", then {self.sft_steps:,} on dialogues"
+        took = f", about {format_duration(self.seconds)}" if self.seconds else ""
+        return f"{short_number(self.parameters)} weights over {reads} ({size}){self._how()}; {steps}{took}"
+
+    def _tokens(self) -> str:
+        """What a model over tokens reads."""
+        return f"{self.subwords:,} subwords"
+
+    def _how(self) -> str:
+        """How the weights are trained, if not all of them from nothing."""
+        return ""
+
+
+def plan_in(folder: PipelineFolder) -> Plan | None:
+    """The plan of a model whose training has begun in a folder; None: it has not."""
+    if folder.exists:
+        phases = folder.read_configs()
+        return Plan.of(phases["pretrain"], phases["sft"])
+    run = RunFolder(folder.path)
+    return Plan.of(run.read_config(), None) if run.exists else None
 
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan)
@@ -143,7 +189,8 @@ def demo_plan(*, steps: int, device: str) -> Plan:
     """
     pretrain = max(steps // 11, 1)
     precision = "bf16" if has_fast_bf16(device) else "fp32"
-    return Plan(Size(128, 2, 4, 256), VOCABULARY, pretrain, max(steps - pretrain, 1), precision=precision)
+    vocab_size = VOCABULARY + len(SPECIAL_TOKENS)
+    return Plan(Size(128, 2, 4, 256), vocab_size, pretrain, max(steps - pretrain, 1), precision=precision)
 
 
 def make_plan(
@@ -197,10 +244,10 @@ def longest_context(size: int) -> int:
 
 
 def _vocabulary(characters: int) -> int:
-    """The vocabulary of a tokenizer: half of it must be left for pieces of several characters; else 0, for bytes."""
+    """Ids of a new tokenizer; 0, for bytes, if less than half of them is left for pieces of several characters."""
     for vocabulary in (VOCABULARY, LARGEST_VOCABULARY):
         if 257 + characters <= vocabulary // 2:
-            return vocabulary
+            return vocabulary + len(SPECIAL_TOKENS)
     return 0
 
 

@@ -28,7 +28,7 @@ def small(tmp_path, monkeypatch, tmp_path_factory):
 
     def small_plan(*, steps, device):
         assert device == "cpu"
-        return Plan(Size(16, 1, 2, 64), VOCABULARY, steps // 2, steps - steps // 2, pretrain_rows=4, sft_rows=4)
+        return Plan(Size(16, 1, 2, 64), VOCABULARY + 4, steps // 2, steps - steps // 2, pretrain_rows=4, sft_rows=4)
 
     def small_config(**options):
         config = config_of(**options)
@@ -161,7 +161,7 @@ def test_the_plan_of_the_demo(monkeypatch):
     monkeypatch.undo()
     made = plan.demo_plan(steps=demo.STEPS, device="cpu")
     assert (made.pretrain_steps, made.sft_steps, made.dropout) == (104, 1046, 0.0)
-    assert (made.size, made.vocab_size) == (plan.Size(128, 2, 4, 256), plan.VOCABULARY)
+    assert (made.size, made.vocab_size) == (plan.Size(128, 2, 4, 256), plan.VOCABULARY + 4)
     shortest = plan.demo_plan(steps=2, device="cpu")
     assert (shortest.pretrain_steps, shortest.sft_steps) == (1, 1)
 

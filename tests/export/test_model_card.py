@@ -10,7 +10,8 @@ from niels_gpt.export.audit_gate import check
 from niels_gpt.export.hugging_face import write_hf
 from niels_gpt.export.model_card import model_card
 from niels_gpt.model.gpt import GPT
-from niels_gpt.pretrained.imported_run import PublicBase, import_model, public_base
+from niels_gpt.pretrained.imported_run import import_model
+from niels_gpt.pretrained.public_base import PublicBase, public_base
 from niels_gpt.runs.checkpoint import save_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import load_run

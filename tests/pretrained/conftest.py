@@ -10,6 +10,8 @@ import pytest
 import torch
 import transformers
 
+from tests.foreign_tokenizers import byte_level, write_folder
+
 SMALL = {
     "vocab_size": 300,
     "hidden_size": 72,
@@ -74,6 +76,23 @@ def change_config(folder: Path, **changes: Any) -> None:
     """Change options in the config.json of a folder."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def add_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Write a byte-level BPE with ChatML tokens, `vocab_size` ids in all."""
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    config = {"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    tokenizer = byte_level(tokens, vocab_size=vocab_size - len(tokens))
+    assert tokenizer.get_vocab_size() == vocab_size
+    write_folder(folder, tokenizer, config)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small SmolLM2 with a tokenizer of fewer ids than its embedding has rows."""
+    made = save(random_model("smollm2", vocab_size=400), tmp_path / "SmolLM")
+    add_tokenizer(made, 340)
+    return made
 
 
 @pytest.fixture

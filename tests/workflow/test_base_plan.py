@@ -91,6 +91,9 @@ def test_what_can_be_a_base(tmp_path: Path) -> None:
         open_base("no-such-run", "cpu", tmp_path / "run")
     with pytest.raises(ValueError, match="no-such-model"):
         open_base("hf:no-such-model", "cpu", tmp_path / "run")
+    for empty in ("", "hf:"):  # not the working directory
+        with pytest.raises(ValueError, match="name"):
+            open_base(empty, "cpu", tmp_path / "run")
     config = ModelConfig(C=16, L=1, H=2)
     torch.manual_seed(0)
     save_checkpoint(tmp_path / "base.pt", GPT(config), None, 3, config)

@@ -7,6 +7,8 @@ import json
 import math
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,12 +20,14 @@ from niels_gpt.tokenizer import load_tokenizer
 from niels_gpt.training.tasks.registry import open_task
 from niels_gpt.training.tasks.token_task import with_vocabulary
 from niels_gpt.workflow.chat_model import (
+    DIALOGUES,
     ROWS_PER_TOPIC,
     Corpus,
     build_caches,
     byte_config,
     dialogue_sources,
     phase_configs,
+    prepare,
     read_corpus,
     topics_of,
     write_dialogues,
@@ -35,7 +39,7 @@ from tests.token_caches import words
 NAMES = [f"note_{number:02}.md" for number in range(12)]
 ANSWERS = {"what is niels?": "a small model.", "what is the loss of a model?": "how wrong it is."}
 PRIMER = "\n\n<dialogue>\n\n".join(f"user: {question}\nassistant: {answer}" for question, answer in ANSWERS.items())
-PLAN = Plan(Size(16, 1, 2, 32), 400, 40, 10, pretrain_rows=3, sft_rows=4)
+PLAN = Plan(Size(16, 1, 2, 32), 404, 40, 10, pretrain_rows=3, sft_rows=4)
 
 
 def note(number: int) -> str:
@@ -65,8 +69,30 @@ def folder(corpus: Corpus, vault: Path, tmp_path_factory: pytest.TempPathFactory
     """Dialogues and caches."""
     folder = tmp_path_factory.mktemp("pipeline") / "cache"
     names = write_dialogues(vault / "primer.txt", topics_of(corpus, PLAN), folder)
-    build_caches(corpus, folder, names, vocab_size=400)
+    build_caches(corpus, folder, names, subwords=400)
     return folder
+
+
+@pytest.mark.parametrize("over", ["subwords", "bytes", "a base"])
+def test_what_is_prepared(over: str, corpus: Corpus, vault: Path, folder: Path, tmp_path: Path) -> None:
+    base: Any = None
+    if over == "a base":
+        base = SimpleNamespace(tokenizer=load_tokenizer(folder / "tokenizer"))
+    plan = dataclasses.replace(PLAN, vocab_size=0 if over == "bytes" else 454)
+    topics, shown = topics_of(corpus, plan), list[str]()
+    configs, numbers = prepare(
+        corpus, vault / "primer.txt", topics, plan, tmp_path / "cache", base=base, show=shown.append
+    )
+    assert list(configs) == (["bytes"] if over == "bytes" else ["pretrain", "sft"])
+    assert list(numbers) == ["dialogues", "about_notes"]
+    assert topics[0].questions[0] in list(configs.values())[-1].output.sample_prompt
+    if over == "bytes":
+        assert not (tmp_path / "cache" / "tokenizer").exists() and shown == []
+        return
+    ids = {"subwords": 454, "a base": 404}[over]
+    assert load_tokenizer(tmp_path / "cache" / "tokenizer").vocab_size == ids and len(shown) == 1
+    for config in configs.values():
+        open_task(with_vocabulary(config))
 
 
 def held_out_texts(corpus: Corpus) -> list[str]:
@@ -141,7 +167,30 @@ def test_dialogues_without_questions_about_the_notes(vault: Path, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["dialogues.jsonl"]
 
 
-@pytest.mark.parametrize("vocab_size", [400, 0])
+def test_general_dialogues_do_not_name_niels(corpus: Corpus, vault: Path, tmp_path: Path) -> None:
+    """For a base that chats: some of the package's dialogues, as they are; a file of the user is used as a whole."""
+    numbers = write_dialogues(None, topics_of(corpus, PLAN), tmp_path / "package", general=40)
+    assert numbers[DIALOGUES] == 40
+    text = (tmp_path / "package" / "dialogues.jsonl").read_text(encoding="utf-8")
+    assert "niels" not in text.lower() and '"system"' not in text
+    answers = {json.loads(line)["messages"][-1]["content"] for line in text.splitlines()}
+    assert len(answers) > 20  # from the whole file, which has many questions for each answer
+    named = write_dialogues(vault / "primer.txt", [], tmp_path / "user", general=1)
+    assert named == write_dialogues(vault / "primer.txt", [], tmp_path / "all")
+
+
+def test_the_share_of_dialogues_about_the_notes(corpus: Corpus, vault: Path, tmp_path: Path) -> None:
+    plan = dataclasses.replace(PLAN, about_share=0.8)
+    configs = phase_configs(plan, corpus, tmp_path, ["dialogues", "about_notes"])
+    assert configs["sft"].train.p_train == pytest.approx({"dialogues": 0.2, "about_notes": 0.8})
+    assert Plan.of(configs["pretrain"], configs["sft"]).about_share == 0.8  # the same topics after a resume
+    alone = phase_configs(plan, corpus, tmp_path, ["dialogues"])
+    assert alone["sft"].train.p_train == {"dialogues": 1.0}
+    more = topics_of(corpus, dataclasses.replace(plan, sft_steps=30))
+    assert len(more) == 2 * len(topics_of(corpus, dataclasses.replace(PLAN, sft_steps=30)))
+
+
+@pytest.mark.parametrize("vocab_size", [404, 0])
 def test_as_many_topics_as_are_seen_often_enough(corpus: Corpus, vocab_size: int) -> None:
     plan = dataclasses.replace(PLAN, vocab_size=vocab_size)
     steps, rows, share = ("sft_steps", plan.sft_rows, 0.4) if vocab_size else ("pretrain_steps", 3, 0.4 * 0.4)

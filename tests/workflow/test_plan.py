@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from niels_gpt.config.yaml_file import config_from_dict
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.pipeline import PipelineFolder
 from niels_gpt.workflow import plan as module
-from niels_gpt.workflow.plan import SIZES, Plan, Size, StepTimes, demo_plan, make_plan, measure_steps
+from niels_gpt.workflow.plan import SIZES, Plan, Size, StepTimes, demo_plan, make_plan, measure_steps, plan_in
 
 TINY = Plan(Size(32, 1, 2, 16), 60, 5, 5, pretrain_rows=2, sft_rows=3)
 
@@ -27,7 +30,7 @@ def planned(measure: Any = None, **changes: Any) -> Plan:
 
 
 def test_the_sections_of_a_config() -> None:
-    plan = Plan(Size(128, 3, 4, 256), 4000, 100, 700, dropout=0.1, precision="fp32")
+    plan = Plan(Size(128, 3, 4, 256), 4004, 100, 700, dropout=0.1, precision="fp32")
     config = config_from_dict({"model": plan.model(), "train": plan.train(100, 8)})
     model, train = config.model, config.train
     assert (model.C, model.L, model.H, model.T, model.V, model.dropout) == (128, 3, 4, 256, 4004, 0.1)
@@ -57,7 +60,7 @@ def test_every_size_is_a_config_and_the_widths_suit_the_hardware(size: Size) -> 
 
 
 def test_sizes_grow() -> None:
-    counts = [dataclasses.replace(TINY, size=size, vocab_size=4000).parameters for size in SIZES]
+    counts = [dataclasses.replace(TINY, size=size, vocab_size=4004).parameters for size in SIZES]
     assert counts == sorted(set(counts)) and counts[0] < 1e6 < 2e7 < counts[-1]
 
 
@@ -65,7 +68,7 @@ def test_sizes_grow() -> None:
 def test_the_plan_of_the_demo(steps: int, phases: tuple[int, int]) -> None:
     plan = demo_plan(steps=steps, device="cpu")
     assert (plan.pretrain_steps, plan.sft_steps) == phases
-    assert (plan.size, plan.vocab_size) == (Size(128, 2, 4, 256), 4000)
+    assert (plan.size, plan.vocab_size) == (Size(128, 2, 4, 256), 4004)
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -75,7 +78,7 @@ def test_bf16_where_it_is_fast(fast: bool, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("characters", "vocab_size"), [(1, 4000), (1743, 4000), (1744, 8000), (3743, 8000), (3744, 0), (60_000, 0)]
+    ("characters", "vocab_size"), [(1, 4004), (1743, 4004), (1744, 8004), (3743, 8004), (3744, 0), (60_000, 0)]
 )
 def test_many_characters_need_a_larger_vocabulary_or_bytes(characters: int, vocab_size: int) -> None:
     """Half of the vocabulary is left for pieces of several characters, beside 256 bytes and the unknown piece."""
@@ -160,7 +163,7 @@ def test_the_largest_model_that_sees_enough_text() -> None:
 
 @pytest.mark.parametrize(("enough", "index"), [(True, 1), (False, 0)])
 def test_six_tokens_a_weight(enough: bool, index: int) -> None:
-    weights = dataclasses.replace(TINY, size=SIZES[1], vocab_size=4000).parameters
+    weights = dataclasses.replace(TINY, size=SIZES[1], vocab_size=4004).parameters
     steps = math.ceil(6 * weights / (8 * 256)) - (not enough)
 
     def measure(plan: Plan, device: str) -> StepTimes:
@@ -177,7 +180,7 @@ def test_steps_are_measured_on_batches_of_both_phases(vocab_size: int, monkeypat
 
     def seconds(config: Any, batch: Any, device: str, steps: int) -> float:
         batches.append(batch)
-        assert (config.model.V, device, steps) == (vocab_size + 4 if vocab_size else 256, "cpu", 3)
+        assert (config.model.V, device, steps) == (vocab_size or 256, "cpu", 3)
         return float(len(batches))
 
     monkeypatch.setattr(module, "_seconds_per_step", seconds)
@@ -200,7 +203,7 @@ def test_the_first_step_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure_steps(dataclasses.replace(TINY, vocab_size=0), "cpu") == (2.0, 2.0)
 
 
-@pytest.mark.parametrize("vocab_size", [4000, 0])
+@pytest.mark.parametrize("vocab_size", [4004, 0])
 def test_the_plan_behind_its_configs(vocab_size: int) -> None:
     plan = Plan(Size(128, 3, 4, 256), vocab_size, 100, 70 if vocab_size else 0, 8, 48 if vocab_size else 0, 0.1, "bf16")
     pretrain, sft = (
@@ -208,3 +211,20 @@ def test_the_plan_behind_its_configs(vocab_size: int) -> None:
         for phase in ((100, 8), (plan.sft_steps, plan.sft_rows))
     )
     assert pretrain is not None and Plan.of(pretrain, sft) == plan
+
+
+def test_the_plan_in_a_folder(tmp_path: Path) -> None:
+    folder = PipelineFolder(tmp_path / "pipeline")
+    assert plan_in(folder) is None
+    folder.path.mkdir()
+    configs = {
+        name: config_from_dict({"model": TINY.model(), "train": TINY.train(steps, 2)})
+        for name, steps in (("pretrain", 5), ("sft", 7))
+    }
+    folder.write_configs(configs)
+    found = plan_in(folder)
+    assert found is not None and (found.size, found.pretrain_steps, found.sft_steps) == (TINY.size, 5, 7)
+    (tmp_path / "bytes").mkdir()
+    RunFolder(tmp_path / "bytes").write_config(configs["pretrain"])
+    found = plan_in(PipelineFolder(tmp_path / "bytes"))
+    assert found is not None and (found.pretrain_steps, found.sft_steps, found.vocab_size) == (5, 0, 0)

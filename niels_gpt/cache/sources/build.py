@@ -111,26 +111,30 @@ def open_tokenizer(cache_dir: Path) -> SubwordTokenizer:
     return load_tokenizer(cache_dir / "tokenizer")
 
 
-def install_tokenizer(path: Path, cache_dir: Path) -> SubwordTokenizer:
-    """Copy a tokenizer (ours with its meta.json) into a cache folder. Raises ValueError if it has another one."""
-    tokenizer = load_tokenizer(path)
+def install_tokenizer(given: Path | SubwordTokenizer, cache_dir: Path) -> SubwordTokenizer:
+    """Copy a tokenizer into a cache folder. Raises ValueError if it has another one.
+
+    given: a tokenizer, or its path; of ours, the meta.json there is copied, too.
+    """
+    tokenizer = load_tokenizer(given) if isinstance(given, Path) else given
     target = cache_dir / "tokenizer" / "spm.model"
     if has_tokenizer(target.parent):
         current = load_tokenizer(target.parent)
         if current.sha256 != tokenizer.sha256:
+            name, other = (given, "--cache-dir") if isinstance(given, Path) else ("this one", "folder")
             raise ValueError(
-                f"{cache_dir} already has another tokenizer (sha256 {current.sha256[:12]}..., {path} has "
-                f"{tokenizer.sha256[:12]}...): use another --cache-dir, or remove {cache_dir}"
+                f"{cache_dir} already has another tokenizer (sha256 {current.sha256[:12]}..., {name} has "
+                f"{tokenizer.sha256[:12]}...): use another {other}, or remove {cache_dir}"
             )
         return tokenizer
     if not isinstance(tokenizer, Tokenizer):
         write_foreign(tokenizer, target.parent)
         return tokenizer
     target.parent.mkdir(parents=True, exist_ok=True)
-    meta_path = (path / "meta.json") if path.is_dir() else path.with_name("meta.json")
     meta: dict[str, Any] = {"format": "niels-gpt tokenizer", "format_version": 1}
-    if meta_path.exists():
-        found = read_meta(meta_path)
+    if isinstance(given, Path):
+        meta_path = (given / "meta.json") if given.is_dir() else given.with_name("meta.json")
+        found = read_meta(meta_path) if meta_path.exists() else {}
         meta = found if found.get("sha256") == tokenizer.sha256 else meta
     meta |= {"sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size}
     meta["special_token_ids"] = tokenizer.special_token_ids()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from niels_gpt.config import ModelConfig, RunConfig
-from niels_gpt.pretrained.imported_run import initial_model, initial_path
-from niels_gpt.pretrained.model_folder import PREFIX
+from niels_gpt.config.public_model import is_public
+from niels_gpt.pretrained.initial_weights import initial_model, initial_path
 
 MOST_CONTEXT = 1024
 """Context of a run from given weights that sets none: activations grow with it, and notes are short."""
@@ -21,7 +21,7 @@ def with_initial_model(config: RunConfig, notes: list[str] | None = None) -> Run
     """
     if not config.init_from:
         return config
-    if not config.init_from.startswith(PREFIX):  # of a run, its checkpoint
+    if not is_public(config.init_from):  # of a run, its checkpoint
         config = dataclasses.replace(config, init_from=str(initial_path(config.init_from)))
     free = {"V": 0, "T": 0, "dropout": 0.0}
     default, ours, theirs = ModelConfig(), config.model, initial_model(config.init_from)

@@ -22,7 +22,7 @@ from niels_gpt.config import RunConfig
 from niels_gpt.data.note_selection import SelectedNotes
 from niels_gpt.evaluation.sampled import nats_and_targets
 from niels_gpt.model.gpt import GPT
-from niels_gpt.pretrained.imported_run import initial_model
+from niels_gpt.pretrained.initial_weights import initial_model
 from niels_gpt.system.processes import ALL_ROWS, SINGLE_PROCESS, RankShare, World
 from niels_gpt.system.rng import generator
 from niels_gpt.tokenizer import AnyTokenizer, ForeignTokenizer

@@ -306,6 +306,14 @@ def test_install_model_without_its_meta(tmp_path):
     assert str(tmp_path) not in json.dumps(meta)
 
 
+def test_install_a_loaded_tokenizer(other_tokenizer):
+    tokenizer, _ = other_tokenizer
+    assert install_tokenizer(tokenizer, Path("cache")) is tokenizer
+    assert open_tokenizer(Path("cache")).sha256 == meta_of(Path("cache/tokenizer"))["sha256"] == tokenizer.sha256
+    with pytest.raises(ValueError, match="another tokenizer"):
+        install_tokenizer(real_tokenizer(), Path("cache"))
+
+
 def test_reinstalling_the_tokenizer_works_and_another_raises(other_tokenizer):
     tokenizer, folder = other_tokenizer
     install_tokenizer(folder, Path("cache"))

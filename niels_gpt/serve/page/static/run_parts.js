@@ -2,7 +2,7 @@
 
 import { el } from "./dom.js";
 
-const SIGNS = { training: "▶", finished: "✓", stopped: "■", failed: "✕" };
+const SIGNS = { training: "▶", finished: "✓", stopped: "■", imported: "↓", failed: "✕" };
 
 export function stateBadge(state) {
   return el("span", { class: `state ${state}` }, el("span", { "aria-hidden": "true" }, `${SIGNS[state] ?? ""} `), state);

@@ -1,0 +1,70 @@
+"""Where a public model comes from: its name and licence, and those of the model that a run began with."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from niels_gpt.config.public_model import folder_or_id
+from niels_gpt.pretrained.model_folder import ModelFolder
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.history import history
+from niels_gpt.system import files
+from niels_gpt.system.json_text import parse_json
+
+
+def public_name(name: str) -> str:
+    """The name of a model for reports and model cards: its repository, or the last part of the path of its folder."""
+    repository = folder_or_id(name)
+    folder = files.expand_home(repository)
+    return folder.resolve().name if folder.is_dir() else repository
+
+
+def source_record(name: str, opened: ModelFolder) -> dict[str, Any]:
+    """What source.json of an imported model records: where the model comes from, without a path."""
+    return {
+        "name": public_name(name),
+        "model_type": opened.family.model_type,
+        "dtype": str(opened.dtype).removeprefix("torch."),
+        "context": opened.config.T,
+        "licence": _licence(opened.path),
+    }
+
+
+class PublicBase(NamedTuple):
+    """The public model that a run began with."""
+
+    name: str
+    licence: str
+    """Empty if it is not known."""
+
+
+def public_base(run: RunFolder) -> PublicBase | None:
+    """The public model that a run is, or began with (`init_from`); None if there is none, or it is gone."""
+    for past in history(run):
+        if past.run.imported:
+            return _read_source(past.run)
+        if past.from_public and past.start is not None:
+            return PublicBase(public_name(past.config.init_from), _licence(past.start))
+    return None
+
+
+def _read_source(run: RunFolder) -> PublicBase | None:
+    """What source.json of an imported model says; None if it is damaged."""
+    try:
+        source = parse_json(run.source_path.read_bytes())
+        return PublicBase(str(source["name"]), str(source["licence"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _licence(folder: Path) -> str:
+    """The licence in the front matter of README.md; empty if there is none."""
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    front = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
+    found = re.search(r"^licen[cs]e:\s*(\S.*)$", front[1], re.MULTILINE) if front else None
+    return found[1].strip(" '\"") if found else ""
