@@ -99,7 +99,7 @@ def _case(name: str, size: Size, device: str) -> Case:
         Contender("token past T, half", half, "ours", goals={"x inside": "≤ 1.3"}),
         Contender("token past T, slide", slide, "baseline"),
     )
-    return Case(name, "ms", contenders, device, rounds=5)
+    return Case(name, "ms", contenders, device)
 
 
 CASES = tuple(

@@ -79,8 +79,7 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the utf-8 bytes of a text. Raises ValueError as `encode` does."""
-        ids: list[int] = encode(text).tolist()
-        return ids
+        return list(utf8_bytes(text))
 
     encode_as_text = encode
     """Bytes have no special strings."""
