@@ -49,6 +49,7 @@ class LineWriter:
         self._file = file
         self._lines: queue.Queue[str | None] = queue.Queue(LONGEST)
         self._dropped = 0
+        self._counting = threading.Lock()  # both threads count
         self._thread = threading.Thread(target=self._write, name="access-log", daemon=True)
         self._thread.start()
 
@@ -57,7 +58,7 @@ class LineWriter:
         try:
             self._lines.put_nowait(line)
         except queue.Full:
-            self._dropped += 1
+            self._drop(1)
 
     def close(self) -> None:
         """Write what is queued, for at most two seconds. The file stays open."""
@@ -69,14 +70,19 @@ class LineWriter:
 
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
-            dropped, self._dropped = self._dropped, 0
+            with self._counting:
+                dropped, self._dropped = self._dropped, 0
             if dropped:
                 line = json.dumps({"dropped_lines": dropped}) + "\n" + line
             try:
                 self._file.write(line + "\n")
                 self._file.flush()
             except (OSError, ValueError):  # a full disk, or a closed file: the server goes on
-                self._dropped += 1
+                self._drop(dropped + 1)
+
+    def _drop(self, lines: int) -> None:
+        with self._counting:
+            self._dropped += lines
 
 
 class AccessLog:

@@ -15,9 +15,6 @@ from starlette.types import Send
 CLIENT_CLOSED = 499
 """The client went away before its response was complete: only the access log shows it."""
 _TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 
 import httpx
@@ -53,21 +54,35 @@ def test_clients_cannot_add_labels(http, server):
     assert "path/7" not in after and "m7" not in after and "VERB7" not in after
 
 
-class Stuck:
-    """A file that fails."""
+class FullDisk:
+    """A file that takes no line while it is full."""
+
+    def __init__(self):
+        self.full, self.tried, self.text = True, threading.Event(), ""
 
     def write(self, text):
-        raise OSError("no space left")
+        self.tried.set()
+        if self.full:
+            raise OSError("no space left")
+        self.text += text
 
     def flush(self):
         pass
 
 
 def test_a_log_that_cannot_be_written_does_not_stop_the_server():
-    writer = LineWriter(Stuck())
-    for _ in range(20_000):
-        writer.write("x")
+    file = FullDisk()
+    writer = LineWriter(file)
+    for _ in range(20_000):  # more than may wait
+        writer.write("lost")
+    deadline = time.monotonic() + 30
+    while writer._dropped < 20_000 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert file.tried.is_set() and file.text == ""
+    file.full = False
+    writer.write("kept")
     writer.close()
+    assert file.text.splitlines() == ['{"dropped_lines": 20000}', "kept"]
 
 
 def test_a_pipe_that_nobody_reads_does_not_stop_the_server():
