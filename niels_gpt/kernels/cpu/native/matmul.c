@@ -15,7 +15,7 @@
 #define TALL 12
 #define WIDE 2
 #else
-#define TALL 6
+#define TALL 5
 #define WIDE 4
 #endif
 #define COLUMNS (WIDE * W)
@@ -36,7 +36,8 @@ typedef struct {
     long M, N, K;
 } Product;
 
-/* `rows` rows from i on times `panels` panels from column n on. Both are constants: the sums stay in registers. */
+/* `rows` rows from i on times `panels` panels from column n on. Both are constants: the sums stay in registers.
+   `ahead`: fetch the next panel into the cache meanwhile. */
 INLINE void tile(Product p, int rows, int panels, long i, long n, int ahead) {
     vec s[TALL][PANELS][WIDE];
     const float *x = p.x + i * p.K, *w = p.w + n * p.K;
@@ -44,7 +45,8 @@ INLINE void tile(Product p, int rows, int panels, long i, long n, int ahead) {
         for (int q = 0; q < panels; q++)
             for (int j = 0; j < WIDE; j++) s[r][q][j] = every(0);
     for (long k = 0; k < p.K; k++) {
-        if (ahead) for (int j = 0; j < WIDE * W; j += 16) __builtin_prefetch(w + (p.K + k) * COLUMNS + j, 0, 2);
+        if (ahead)
+            for (int j = 0; j < COLUMNS; j += 16) __builtin_prefetch(w + (p.K + k) * COLUMNS + j, 0, 2);
         for (int q = 0; q < panels; q++) {
             vec b[WIDE];
             for (int j = 0; j < WIDE; j++) {
@@ -69,8 +71,15 @@ static void panel(Product p, long n) {
     for (long tiles = (p.M + TALL - 1) / TALL, i = 0; tiles; tiles--) {
         long rows = (p.M - i) / tiles;
         switch (rows) {
-            #define CASE(rows) case rows: if (tiles == 1 && i) tile(p, rows, 1, i, n, 1); else tile(p, rows, 1, i, n, 0); break;
-            CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+            #define CASE(rows) \
+                case rows: \
+                    if (tiles == 1 && i) tile(p, rows, 1, i, n, 1); \
+                    else tile(p, rows, 1, i, n, 0); \
+                    break;
+            CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
+            #if TALL > 5
+            CASE(6)
+            #endif
             #if TALL > 6
             CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
             #endif
