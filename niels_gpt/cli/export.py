@@ -76,7 +76,7 @@ def gguf(
     from niels_gpt.runs.loading import load_run
     from niels_gpt.system.console import short_number
 
-    check_file(out, overwrite=overwrite)
+    check_file(out, overwrite=overwrite, with_modelfile=ollama)
     loaded = load_run(run, None, "cpu", tokenizer)
     _cleared(loaded, audit=audit, anyway=anyway)
     architecture = export_gguf(loaded, out, kind=kind, overwrite=overwrite, with_modelfile=ollama)

@@ -16,6 +16,7 @@ from niels_gpt.memorization.measure import ExtractionSettings
 from niels_gpt.memorization.membership import run_history, source_names
 from niels_gpt.memorization.run import ProgressBar, no_progress
 from niels_gpt.model.digest import weights_digest
+from niels_gpt.pretrained.public_base import public_base
 from niels_gpt.runs.catalog import pipeline_of
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
@@ -41,6 +42,10 @@ class Clearance:
     """Names of the sources with the user's own text; of the checkpoint, if its training data is not known."""
     verdict: dict[str, Any] | None
     """The fields of the AuditVerdict of these weights that counts: the worst one; None: not audited."""
+    base: str = ""
+    """The public model that it is or began with; what that was trained on is not known."""
+    trained: bool = True
+    """Whether it was trained here; False: it was imported."""
 
     @property
     def judgment(self) -> str:
@@ -54,7 +59,10 @@ class Clearance:
         if self.verdict is None:
             if self.private:
                 return "Not audited. It was trained on private text, and may recite it."
-            return "Not audited. It was trained on public text only."
+            if not self.base:
+                return "Not audited. It was trained on public text only."
+            unknown = f"What {self.base} was trained on is not recorded here"
+            return f"Not audited. {unknown}" + ("; after that, public text only." if self.trained else ".")
         found = self.verdict
         return (
             f"{found['verdict']}: {_recited(found)} have a P(z) of {found['threshold']:g} or more, of "
@@ -66,18 +74,22 @@ class Clearance:
 
 def check(loaded: LoadedRun) -> Clearance:
     """Return what is known of a model: the private sources of its runs, and stored audits of these weights."""
-    return Clearance(private_sources(loaded), stored_verdict(loaded))
+    base = None if loaded.home is None else public_base(loaded.home)
+    name = "" if base is None else base.name
+    return Clearance(private_sources(loaded), stored_verdict(loaded), base=name, trained=loaded.step > 0)
 
 
 def private_sources(loaded: LoadedRun) -> list[str]:
     """Return the sources of the user's own text that a model was trained on, in its run and the runs before.
 
-    A model that was imported and not trained has none.
+    An imported model has none of them, unless it is an export of ours that no audit had cleared: then its name.
     """
+    base = None if loaded.home is None else public_base(loaded.home)
+    imported = [base.name] if base is not None and base.private else []
     if loaded.step == 0:
-        return []
+        return imported
     problems: list[str] = []
-    found = dict[str, None]()
+    found = dict[str, None].fromkeys(imported)
     for config, _ in run_history(loaded, problems):
         for name in source_names(config):
             name = name or "roam"

@@ -16,6 +16,7 @@ from niels_gpt.export.tokenizer_json import to_tokenizer_json
 from niels_gpt.model.gpt import GPT
 from niels_gpt.pretrained.families import Family, family_of_config
 from niels_gpt.pretrained.layouts import Placed
+from niels_gpt.pretrained.public_base import PRIVATE_TEXT
 from niels_gpt.pretrained.safetensors_file import NamedTensor, write_safetensors
 from niels_gpt.system import files
 from niels_gpt.tokenizer import SPECIAL_TOKENS, AnyTokenizer, ByteTokenizer, ForeignTokenizer, Tokenizer
@@ -35,17 +36,20 @@ def is_export(folder: Path) -> bool:
         return False
 
 
-def write_hf(model: GPT, tokenizer: AnyTokenizer, folder: Path, *, dtype: str = "fp32") -> None:
+def write_hf(
+    model: GPT, tokenizer: AnyTokenizer, folder: Path, *, dtype: str = "fp32", private_text: bool = False
+) -> None:
     """Write all files but the model card into an existing folder.
 
-    dtype: one of DTYPES. Raises ValueError for a model that no family of transformers computes, or a tokenizer that
-    tokenizer.json cannot represent.
+    dtype: one of DTYPES. private_text: what `PRIVATE_TEXT` tells whoever imports the folder. Raises ValueError for a
+    model that no family of transformers computes, or a tokenizer that tokenizer.json cannot represent.
     """
     if dtype not in DTYPES:
         raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     family = family_of_config(model.config)
     ids = _special_ids(tokenizer)
-    files.write_json(folder / "config.json", hf_config(model.config, family, ids, dtype))
+    marks = {PRIVATE_TEXT: True} if private_text else {}
+    files.write_json(folder / "config.json", hf_config(model.config, family, ids, dtype) | marks)
     files.write_json(folder / "generation_config.json", ids)
     if isinstance(tokenizer, ForeignTokenizer):
         for name, data in tokenizer.files.items():

@@ -16,6 +16,8 @@ from niels_gpt.pretrained.public_base import PublicBase, public_base
 from niels_gpt.report.document import Block, Document, Facts, Lead, Paragraph, Section, Text, markdown
 from niels_gpt.report.run_report import NOT_RECORDED, RunFacts, data_blocks, read_facts, score_table
 from niels_gpt.runs.catalog import stored_scores
+from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.history import history
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system.console import plural
 from niels_gpt.tokenizer import ByteTokenizer
@@ -31,7 +33,7 @@ def model_card(loaded: LoadedRun, clearance: Clearance, *, name: str, architectu
     sections = [
         Section("Model", _model(loaded, architecture, base)),
         Section("Use", [Text(usage)]),
-        Section("Training data", data_blocks(facts, paths=False) if facts else [Paragraph(f"{NOT_RECORDED}.")]),
+        Section("Training data", _data(loaded.home) or [Paragraph(f"{NOT_RECORDED}.")]),
         Section("Metrics", _metrics(facts)),
         Section("What it recites", [Lead([clearance.sentence()])]),
         Section("Command", _commands(facts)),
@@ -60,6 +62,19 @@ def _model(loaded: LoadedRun, architecture: str, base: PublicBase | None) -> lis
     if base is not None:
         rows.append(("Base", f"{base.name}, licence: {base.licence or 'unknown'}"))
     return [Facts(rows)]
+
+
+def _data(home: RunFolder | None) -> list[Block]:
+    """Return the sources of a run and of the runs that it started from, the last one first."""
+    blocks: list[Block] = []
+    for past in history(home):
+        if past.run.imported:
+            blocks.append(Paragraph("What the base was trained on is not recorded."))
+            break
+        if blocks:
+            blocks.append(Paragraph("Before that:"))
+        blocks += data_blocks(read_facts(past.run.path), paths=False)
+    return blocks
 
 
 def _metrics(facts: RunFacts | None) -> list[Block]:

@@ -8,12 +8,15 @@ from niels_gpt.export import gguf_file, hugging_face
 from niels_gpt.export.audit_gate import Clearance
 from niels_gpt.export.model_card import model_card
 from niels_gpt.export.ollama import modelfile
+from niels_gpt.memorization.audit import SAFE
 from niels_gpt.pretrained.families import family_of_config
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
 from niels_gpt.system.atomic_folder import atomic_folder
-from niels_gpt.tokenizer import ByteTokenizer
+from niels_gpt.tokenizer import ByteTokenizer, ForeignTokenizer
 
+MODELFILE = "Modelfile"
+"""Beside a GGUF file: how Ollama runs it."""
 _GGUF_MAGIC = b"GGUF"
 _LOAD = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -39,8 +42,8 @@ def check_folder(out: Path, *, overwrite: bool) -> None:
             raise ValueError(f"{out} has an earlier export: --overwrite replaces it, or choose another --out")
 
 
-def check_file(out: Path, *, overwrite: bool) -> None:
-    """Raise ValueError if a GGUF file cannot be written to a path: there is a file already."""
+def check_file(out: Path, *, overwrite: bool, with_modelfile: bool = False) -> None:
+    """Raise ValueError if a GGUF file, or the Modelfile beside it, cannot be written: there is a file already."""
     files.check_output_path(out, "--out")
     if out.is_file():
         with out.open("rb") as file:
@@ -48,6 +51,9 @@ def check_file(out: Path, *, overwrite: bool) -> None:
                 raise ValueError(f"{out} exists and is not a GGUF file: choose another --out")
         if not overwrite:
             raise ValueError(f"{out} exists: --overwrite replaces it, or choose another --out")
+    beside = out.parent / MODELFILE
+    if with_modelfile and beside.exists() and not overwrite:
+        raise ValueError(f"{beside} exists: --overwrite replaces it, or choose another folder for --out")
 
 
 def export_hf(
@@ -63,17 +69,20 @@ def export_hf(
     usage = _LOAD.format(name=name, prompt=_CHAT if _is_chat_model(loaded) else _CONTINUE)
     card = model_card(loaded, clearance, name=name, architecture=architecture, usage=usage)
     with atomic_folder(out) as folder:
-        hugging_face.write_hf(loaded.model, loaded.tokenizer, folder, dtype=dtype)
+        uncleared = clearance.judgment != SAFE
+        hugging_face.write_hf(loaded.model, loaded.tokenizer, folder, dtype=dtype, private_text=uncleared)
         files.write_text(folder / "README.md", card)
     return architecture
 
 
 def _is_chat_model(loaded: LoadedRun) -> bool:
-    """Whether a model was trained on conversations."""
-    config = loaded.config
+    """Whether a model was trained on conversations, or was imported with a chat template."""
+    config, tokenizer = loaded.config, loaded.tokenizer
+    if isinstance(tokenizer, ForeignTokenizer) and "default" in tokenizer.templates:
+        return True
     if config is None:
         return False
-    return config.task == "sft" or (isinstance(loaded.tokenizer, ByteTokenizer) and "primer" in config.train.p_train)
+    return config.task == "sft" or (isinstance(tokenizer, ByteTokenizer) and "primer" in config.train.p_train)
 
 
 def export_gguf(
@@ -84,7 +93,7 @@ def export_gguf(
     with_modelfile: also write `Modelfile`, for Ollama, into the same folder. Raises ValueError for a model that
     llama.cpp does not compute, and as `check_file` does. A failed write leaves nothing.
     """
-    check_file(out, overwrite=overwrite)
+    check_file(out, overwrite=overwrite, with_modelfile=with_modelfile)
     created = [parent for parent in out.absolute().parents if not parent.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -92,5 +101,5 @@ def export_gguf(
     finally:
         files.remove_empty(created)  # those that a failed write leaves
     if with_modelfile:
-        files.write_text(out.parent / "Modelfile", modelfile(out.name, loaded.tokenizer, loaded.model.config.T))
+        files.write_text(out.parent / MODELFILE, modelfile(out.name, loaded.tokenizer, loaded.model.config.T))
     return gguf_file.architecture_of(loaded.model.config)

@@ -16,6 +16,7 @@ from niels_gpt.runs.checkpoint import save_state
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.system import files
 from niels_gpt.system.atomic_folder import atomic_folder
+from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer
 
@@ -63,6 +64,7 @@ def import_model(
     opened = open_folder(find_folder(name, revision=revision))
     config = with_context(opened.config, context)
     tokenizer = folder_tokenizer(opened)
+    keep_private([opened.path, *opened.path.glob("*.safetensors")])
     total, done = sum(stored.nbytes for _, stored in opened.tensors), 0
 
     def progress(count: int) -> None:

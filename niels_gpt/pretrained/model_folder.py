@@ -226,7 +226,7 @@ def find_folder(name: str, *, revision: str | None = None) -> Path:
 
 
 def _download(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
+    import huggingface_hub
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -237,7 +237,7 @@ def _download(name: str, revision: str | None) -> Path:
     )
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=WANTED))
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=WANTED))
     except GatedRepoError:
         raise ValueError(f"{name} is gated: accept its terms on its page, and log in with `hf auth login`") from None
     except RepositoryNotFoundError:
@@ -245,8 +245,11 @@ def _download(name: str, revision: str | None) -> Path:
     except RevisionNotFoundError:
         raise ValueError(f"the repository {name} has no revision {revision}") from None
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as err:
-        reason = (str(err).strip().splitlines() or [type(err).__name__])[0][:200]
+        if huggingface_hub.constants.HF_HUB_OFFLINE:
+            reason, remedy = "HF_HUB_OFFLINE is set", "unset it"
+        else:
+            reason, remedy = (str(err).strip().splitlines() or [type(err).__name__])[0], "connect to the network"
         raise ValueError(
             f"{name} is neither a folder nor in the cache of the Hugging Face Hub, and it cannot be downloaded "
-            f"({reason}): connect to the network, or name a folder with config.json and *.safetensors"
+            f"({reason}): {remedy}, or name a folder with config.json and *.safetensors"
         ) from None

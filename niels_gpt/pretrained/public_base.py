@@ -13,6 +13,9 @@ from niels_gpt.runs.history import history
 from niels_gpt.system import files
 from niels_gpt.system.json_text import parse_json
 
+PRIVATE_TEXT = "niels_gpt_private_text"
+"""Key of config.json of an export: true if the model was trained on private text and no audit has cleared it."""
+
 
 def public_name(name: str) -> str:
     """The name of a model for reports and model cards: its repository, or the last part of the path of its folder."""
@@ -29,6 +32,7 @@ def source_record(name: str, opened: ModelFolder) -> dict[str, Any]:
         "dtype": str(opened.dtype).removeprefix("torch."),
         "context": opened.config.T,
         "licence": _licence(opened.path),
+        "private_text": _says_private(opened.path),
     }
 
 
@@ -38,6 +42,8 @@ class PublicBase(NamedTuple):
     name: str
     licence: str
     """Empty if it is not known."""
+    private: bool = False
+    """Whether it is an export of ours that was trained on private text and not cleared by an audit."""
 
 
 def public_base(run: RunFolder) -> PublicBase | None:
@@ -46,7 +52,8 @@ def public_base(run: RunFolder) -> PublicBase | None:
         if past.run.imported:
             return _read_source(past.run)
         if past.from_public and past.start is not None:
-            return PublicBase(public_name(past.config.init_from), _licence(past.start))
+            start = past.start
+            return PublicBase(public_name(past.config.init_from), _licence(start), _says_private(start))
     return None
 
 
@@ -54,9 +61,17 @@ def _read_source(run: RunFolder) -> PublicBase | None:
     """What source.json of an imported model says; None if it is damaged."""
     try:
         source = parse_json(run.source_path.read_bytes())
-        return PublicBase(str(source["name"]), str(source["licence"]))
+        return PublicBase(str(source["name"]), str(source["licence"]), bool(source.get("private_text")))
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def _says_private(folder: Path) -> bool:
+    """Whether config.json has PRIVATE_TEXT; a folder that is gone says nothing."""
+    try:
+        return bool(parse_json((folder / "config.json").read_bytes()).get(PRIVATE_TEXT))
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _licence(folder: Path) -> str:

@@ -6,14 +6,17 @@ import contextlib
 import io
 import itertools
 import json
+import os
 import resource
 import signal
+import stat
 import sys
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from niels_gpt.export import audit_gate
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import save_checkpoint
 from niels_gpt.runs.loading import load_run
@@ -89,6 +92,47 @@ def test_a_model_that_recites_is_refused(tmp_path, capsys):
     assert "NOT SAFE: " in card and "of 2 documents" in card
     secret = json.loads((place / "run/export-audit/audit.json").read_text("utf-8"))["passages"][0]["suffix"]
     assert secret[:15] not in card
+
+
+def test_an_import_of_an_uncleared_export_is_not_cleared_and_stays_private(tmp_path, capsys):
+    place = reciting.copy_to(tmp_path / "place")
+    assert call("export", "hf", place / "run", "--out", "out", "--anyway") == 0
+    (tmp_path / "out").chmod(0o700)
+    umask = os.umask(0o022)
+    try:
+        assert call("import", "hf", "out", "--run-dir", "again") == 0
+    finally:
+        os.umask(umask)
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in (tmp_path / "again").rglob("*")} == {0}
+    capsys.readouterr()
+    assert call("export", "hf", "again", "--out", "laundered") == NOT_JUDGED
+    assert "out" in error_of(capsys) and not (tmp_path / "laundered").exists()
+    tune = ("--set=init_from=again", "--set=train.B=2", "--set=train.p_train={primer: 1.0}", "--device=cpu")
+    primer = ("--primer=embedded", "--set=train.p_val={primer: 1.0}", "--set=output.sample_every=0")
+    assert call("train", "--run-dir", "tuned", "--steps", "1", *tune, *primer) == 0
+    assert audit_gate.check(load_run("tuned", None, "cpu")).private == ["out"]
+    assert call("export", "hf", "tuned", "--out", "laundered") == NOT_JUDGED
+    assert call("export", "hf", "again", "--out", "laundered", "--anyway") == 0
+    assert json.loads((tmp_path / "laundered/config.json").read_text("utf-8"))["niels_gpt_private_text"] is True
+
+
+def test_the_card_of_an_imported_model_claims_nothing_about_its_data(untrained, tmp_path, capsys):
+    assert call("export", "hf", untrained, "--out", "public") == 0
+    assert call("import", "hf", "public", "--run-dir", "again") == 0
+    assert call("export", "hf", "again", "--out", "out") == 0
+    card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    assert "Not audited" in card and "public was trained on is not recorded" in card and "public text only" not in card
+
+
+def test_a_modelfile_is_not_replaced(untrained, tmp_path, capsys):
+    pytest.importorskip("gguf")
+    (tmp_path / "Modelfile").write_text("FROM mine\n", encoding="utf-8")
+    assert call("export", "gguf", untrained, "--out", "m.gguf", "--ollama") == 1
+    message = error_of(capsys)
+    assert "Modelfile" in message and "--overwrite" in message and not (tmp_path / "m.gguf").exists()
+    assert (tmp_path / "Modelfile").read_text("utf-8") == "FROM mine\n"
+    assert call("export", "gguf", untrained, "--out", "m.gguf", "--ollama", "--overwrite") == 0
+    assert "m.gguf" in (tmp_path / "Modelfile").read_text("utf-8")
 
 
 class Terminal(io.StringIO):

@@ -13,6 +13,7 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.pretrained.imported_run import import_model
 from niels_gpt.pretrained.public_base import PublicBase, public_base
 from niels_gpt.runs.checkpoint import save_checkpoint
+from niels_gpt.runs.environment import recorded_session
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import load_run
 from niels_gpt.tokenizer import ByteTokenizer
@@ -53,6 +54,20 @@ def test_an_imported_model_and_runs_from_it(public, tmp_path):
         assert "Small-1" in text and "apache-2.0" in text
         assert "base_model" not in text and str(tmp_path) not in text  # a folder is no repository
     assert "fine-tuned" in card(first) and "fine-tuned" not in card(base)
+
+
+def test_the_data_of_all_phases(public, tmp_path):
+    base = import_model(str(public), RunFolder(tmp_path / "base")).run
+    first = tuned(tmp_path / "first", str(base.best))
+    second = tuned(tmp_path / "second", str(first.best))
+    row = {"share": 1.0, "train": 7, "held_out": 2, "unit": "B", "documents": 3, "licence": "yours", "path": "secret"}
+    for run, name in ((first, "my_notes"), (second, "my_chats")):
+        data = [{"source": name, **row}]
+        with recorded_session(run.path, step=0, processes=1, machine={}, data=data, fingerprint={}):
+            pass
+    text = card(second)
+    assert text.index("my_chats") < text.index("my_notes") < text.index("What the base was trained on")
+    assert "secret" not in text and "my_chats" not in card(first)
 
 
 def test_a_repository_is_named_in_the_header(public, tmp_path):
