@@ -96,7 +96,9 @@ def eval_(
     options = ScoreOptions(split, stride, limit, precision)
     if not isinstance(loaded.tokenizer, ByteTokenizer):
         if cache_dir is None and loaded.home is not None:
-            build = command("cache", "build-all", "--tokenizer", loaded.home.path / "tokenizer", "--cache-dir", "CACHE")
+            tokenizer = loaded.home.path / "tokenizer"
+            notes = ("--only", "roam", "--notes", "NOTES")
+            build = command("cache", "build-all", *notes, "--tokenizer", tokenizer, "--cache-dir", "CACHE")
             loaded.home.check_data(f"name caches of its tokenizer with --cache-dir ({build} builds some)")
         scores = score_token_caches(loaded, config, CacheFolder(cache_dir or config.data.token_cache), options)
     else:
