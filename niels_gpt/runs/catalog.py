@@ -97,9 +97,15 @@ def locate(name: str | Path, folder: Path = RUNS) -> Path:
 def resolve_runs(name: str | Path, folder: Path = RUNS) -> list[Path]:
     """Return the runs that a path or a name in the folder of runs means: itself, or those of a pipeline or study.
 
-    Raises ValueError if there is none.
+    Of a pipeline its phases, not the base beside them. Raises ValueError if there is none.
     """
     path = locate(name, folder)
+    runs = _runs_in(path)
+    return [run for run in runs if pipeline_of(run) == path] or runs
+
+
+def _runs_in(path: Path) -> list[Path]:
+    """Return a run itself, or all runs in a folder, phases in their order. Raises ValueError if there is none."""
     runs = [path] if _looks_like_run(path) else [p for p in _folders(path) if _looks_like_run(p)]
     if not runs:
         raise ValueError(f"{path} is not a run: it has no config.yaml")
@@ -277,7 +283,7 @@ def check_removable(path: Path) -> list[Path]:
     """
     if path.is_symlink():
         raise ValueError(f"{path} is a link to {path.resolve()}: name that folder, or remove the link yourself")
-    runs = resolve_runs(path)
+    runs = _runs_in(locate(path))
     real = path.resolve()
     if real in (Path.cwd(), *Path.cwd().parents, Path.home(), *Path.home().parents):
         raise ValueError(f"{path} contains the working directory or your home: remove the run from outside it")

@@ -50,6 +50,15 @@ def test_a_run_of_bytes(tmp_path):
     assert summary.disk == sizes + 1000  # two names of one file
 
 
+def test_the_base_of_a_pipeline_is_not_one_of_its_phases(tmp_path):
+    for name in ("base", "pretrain", "sft"):
+        make_run(tmp_path / "notes" / name, steps=10)
+    (tmp_path / "notes/pretrain.yaml").touch()
+    assert [path.name for path in catalog.resolve_runs("notes", tmp_path)] == ["pretrain", "sft"]
+    assert [path.name for path in catalog.resolve_runs("notes/base", tmp_path)] == ["base"]
+    assert {path.name for path in catalog.check_removable(tmp_path / "notes")} == {"base", "pretrain", "sft"}
+
+
 @pytest.mark.parametrize(("task", "name"), [("pretrain", "val_pretrain"), ("sft", "val_sft")])
 def test_bits_per_byte_of_tokens_come_from_a_stored_evaluation_of_that_checkpoint(tmp_path, task, name):
     shares = "train.p_train={a: 0.5, b: 0.5}"
