@@ -102,10 +102,10 @@ def _cleared(loaded: LoadedRun, *, audit: bool, anyway: bool) -> Clearance:
         if verdict.interrupted:
             raise typer.Exit(INTERRUPTED)
         clearance = audit_gate.with_verdict(clearance, verdict)
-    reason = audit_gate.refusal(clearance, loaded.path)
-    if reason and not anyway:
-        typer.echo(f"error: {reason}", err=True)
+    refusal = audit_gate.refusal(clearance, loaded.path)
+    if refusal and not anyway:
+        typer.echo(f"error: {refusal.reason}: {refusal.remedy}", err=True)
         raise typer.Exit(NOT_SAFE if clearance.judgment == library.NOT_SAFE else NOT_JUDGED)
-    if reason:
-        typer.echo(f"warning: exported although {reason}", err=True)
+    if refusal:
+        typer.echo(f"warning: exported although {refusal.reason}", err=True)
     return clearance

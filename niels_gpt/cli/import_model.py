@@ -34,7 +34,7 @@ def hf(
         str | None, typer.Option("--revision", help="Branch, tag or commit of a repository of the Hub.")
     ] = None,
 ) -> None:
-    """Import a model of the families Llama, Mistral, Qwen2, Qwen3, GPT-NeoX or GPT-2 (safetensors).
+    """Import a model of the families Llama, Mistral, Qwen2, Qwen3, SmolLM3, GPT-NeoX or GPT-2 (safetensors).
 
     The weights are read tensor by tensor and keep their type. Nothing of the folder is executed.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from niels_gpt.memorization.audit import NOT_JUDGED, NOT_SAFE, SAFE, SMALLEST_STRIDE, AuditVerdict, audit_notes
 from niels_gpt.memorization.measure import ExtractionSettings
@@ -144,23 +144,31 @@ def needs_audit(clearance: Clearance) -> bool:
     return bool(clearance.private) and clearance.verdict is None
 
 
-def refusal(clearance: Clearance, where: Path) -> str:
-    """Return why a model may not be exported; empty if it may."""
+class Refusal(NamedTuple):
+    """Why a model may not be exported."""
+
+    reason: str
+    remedy: str
+
+
+def refusal(clearance: Clearance, where: Path) -> Refusal | None:
+    """Return why a model may not be exported; None if it may."""
     if clearance.judgment == SAFE:
-        return ""
+        return None
     if clearance.verdict is None:
-        return (
-            f"{where} was trained on private text ({', '.join(clearance.private)}) and was not audited: --audit finds "
-            "out what it recites, --anyway exports it as it is"
+        return Refusal(
+            f"{where} was trained on private text ({', '.join(clearance.private)}) and was not audited",
+            "--audit finds out what it recites, --anyway exports it as it is",
         )
     if clearance.judgment == NOT_SAFE:
-        return (
-            f"{where} is NOT SAFE to publish: it recites {_recited(clearance.verdict)} of its training text; "
-            "remove them from the data and train again, or export it with --anyway"
+        return Refusal(
+            f"{where} is NOT SAFE to publish: it recites {_recited(clearance.verdict)} of its training text",
+            "remove them from the data and train again, or export it with --anyway",
         )
-    return (
+    return Refusal(
         f"{where} is NOT JUDGED: no passage was found that it recites, but a part of the text was not audited "
-        f"({'; '.join(clearance.verdict['because'][:3])}); --anyway exports it all the same"
+        f"({'; '.join(clearance.verdict['because'][:3])})",
+        "--anyway exports it all the same",
     )
 
 

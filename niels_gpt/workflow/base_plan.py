@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from niels_gpt.config import ModelConfig
-from niels_gpt.config.public_model import is_public
+from niels_gpt.config.public_model import PREFIX, is_public
 from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.sizes import number_of_weights
 from niels_gpt.pretrained.imported_run import import_model
@@ -100,6 +100,8 @@ def open_base(name: str, device: str, folder: Path, on_bytes: Callable[[int, int
         return loaded
     if not name or not Path(name).exists():
         raise ValueError(f"--base {name} does not exist: name the folder of a run, or hf: with a public model")
+    if (Path(name) / "config.json").is_file() and not RunFolder(name).exists:
+        raise ValueError(f"--base {name} is a public model, not a run: use --base {PREFIX}{name}")
     return load_run(name, None, device)
 
 

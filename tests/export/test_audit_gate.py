@@ -112,14 +112,15 @@ def test_refusals(tmp_path):
     run_of()
     loaded = load_run("run", None, "cpu")
     public = Clearance([], None)
-    assert refusal(public, tmp_path) == "" and not audit_gate.needs_audit(public) and "public" in public.sentence()
+    assert refusal(public, tmp_path) is None and not audit_gate.needs_audit(public) and "public" in public.sentence()
     unknown = Clearance(["roam"], None)
-    text = refusal(unknown, tmp_path)
-    assert all(part in text for part in (str(tmp_path), "roam", "--audit", "--anyway"))
+    reason, remedy = refusal(unknown, tmp_path)
+    assert str(tmp_path) in reason and "roam" in reason and "--audit" in remedy and "--anyway" in remedy
     assert audit_gate.needs_audit(unknown) and unknown.judgment == NOT_JUDGED
-    for verdict, expected in ((SAFE, ""), (NOT_JUDGED, "a part"), (NOT_SAFE, "3 passages of 2 documents")):
+    for verdict, expected in ((SAFE, None), (NOT_JUDGED, "a part"), (NOT_SAFE, "3 passages of 2 documents")):
         audited = Clearance(["roam"], verdict_of(loaded, verdict))
-        assert expected in refusal(audited, tmp_path) and bool(refusal(audited, tmp_path)) == (verdict != SAFE)
+        found = refusal(audited, tmp_path)
+        assert found is None if expected is None else expected in found.reason and "--anyway" in found.remedy
         assert audited.sentence().startswith(f"{verdict}:") and "50 passages in 9 documents" in audited.sentence()
     assert refusal(Clearance([], verdict_of(loaded, NOT_SAFE)), tmp_path)  # even if its sources are public
 

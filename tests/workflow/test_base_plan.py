@@ -105,6 +105,8 @@ def test_the_import_of_an_earlier_try_is_used_only_for_the_same_model(tmp_path: 
         torch.manual_seed(seed)
         (tmp_path / name).mkdir()
         write_hf(GPT(ModelConfig(T=16, C=16, L=1, H=2)), ByteTokenizer(), tmp_path / name)
+    with pytest.raises(ValueError, match=f"hf:{tmp_path}/one"):
+        open_base(f"{tmp_path}/one", "cpu", tmp_path / "base")
     first = open_base(f"hf:{tmp_path}/one", "cpu", tmp_path / "base")
     again = open_base(f"hf:{tmp_path}/one", "cpu", tmp_path / "base")
     assert torch.equal(first.model.tok_emb.weight, again.model.tok_emb.weight)
