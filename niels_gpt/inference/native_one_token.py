@@ -18,12 +18,13 @@ from niels_gpt.kernels.cpu.decoding import (
     matmul_kernel,
     token_attention,
 )
+from niels_gpt.kernels.weights import ModelWeights
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.system.memory import machine_memory
 
 SHARE = 4
-"""Matrices are copied into panels if they take at most this part of the memory, since the copy takes as much again."""
+"""Matrices are copied into panels if they take at most 1 / SHARE of the memory: the copy takes as much again."""
 
 
 class _Block(NamedTuple):
@@ -39,8 +40,8 @@ class _Block(NamedTuple):
 class _Layout(NamedTuple):
     """The matrices of a model as panels."""
 
-    source: tuple[tuple[int, int], ...]
-    """Address and version of each matrix that was copied."""
+    source: tuple[tuple[int, int, int], ...]
+    """Address, rows and version of each matrix that was copied; the head has fewer rows if ids are left out."""
     blocks: list[_Block]
     head: Panels
 
@@ -51,8 +52,7 @@ _layouts: weakref.WeakKeyDictionary[GPT, _Layout] = weakref.WeakKeyDictionary()
 
 def native_one_token(model: GPT) -> OneToken | None:
     """The pass by C kernels; None if they cannot be compiled or do not compute this model."""
-    weights = model.weights()
-    matrices = [weights.head, *(matrix for block in weights.blocks for matrix in block.matrices())]
+    matrices = _matrices(model.weights())
     if any(matrix.device.type != "cpu" or matrix.dtype != torch.float32 for matrix in matrices):
         return None
     if 4 * sum(matrix.numel() for matrix in matrices) > machine_memory() // SHARE:
@@ -60,6 +60,10 @@ def native_one_token(model: GPT) -> OneToken | None:
     attention = token_attention(model.config.D)
     matmul = None if attention is None else matmul_kernel()
     return None if attention is None or matmul is None else NativeOneToken(model, matmul, attention)
+
+
+def _matrices(weights: ModelWeights) -> list[torch.Tensor]:
+    return [weights.head, *(matrix for block in weights.blocks for matrix in block.matrices())]
 
 
 class NativeOneToken(OneToken):
@@ -71,7 +75,7 @@ class NativeOneToken(OneToken):
         self._model = weakref.ref(model)
         self._matmul, self._attention = matmul, attention
         self._weights = weights
-        self._matrices = [weights.head, *(matrix for block in weights.blocks for matrix in block.matrices())]
+        self._matrices = _matrices(weights)
         self._versioned = [matrix for matrix in self._matrices if not matrix.is_inference()]
         self._version = -1
         self._layout: _Layout | None = None
@@ -119,7 +123,7 @@ class NativeOneToken(OneToken):
         model = self._model()
         known = None if model is None else _layouts.get(model)
         shared = len(self._versioned) == len(self._matrices)  # inference tensors have no version
-        source = tuple((matrix.data_ptr(), matrix._version) for matrix in self._versioned)
+        source = tuple((matrix.data_ptr(), len(matrix), matrix._version) for matrix in self._versioned)
         if shared and known is not None and known.source == source:
             self._layout = known
             return known

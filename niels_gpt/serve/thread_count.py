@@ -34,7 +34,7 @@ class _Choice:
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._numbers = deque(numbers)  # the first is the fastest, the second is tried next
-        self._steps = 0  # with the first, up to 1 / _WEIGHT
+        self._steps = 0  # that the mean is of
         self._mean = 0.0  # seconds of a step with the first
         self._expected = 0.0  # the mean after the last trial
         self._trial: list[float] | None = None  # seconds of the steps with the second
