@@ -1,4 +1,4 @@
-/* y = add + times x w^T for the few rows x of a decoding step, in float32.
+/* y = add + x w^T for the few rows x of a decoding step, in float32.
 
    Contiguous are x (M, K), w (N, K), y and add (M, N). w is stored in panels of COLUMNS of its rows, each K x COLUMNS, so
    that memory is read in order. Each number of y is one sum over k in the same order for any number of rows and
@@ -32,7 +32,7 @@
 
 typedef struct {
     const float *x, *w, *add;
-    float *y, times;
+    float *y;
     long M, N, K;
 } Product;
 
@@ -60,7 +60,7 @@ INLINE void tile(Product p, int rows, int panels, long i, long n, int ahead) {
     for (int r = 0; r < rows; r++)
         for (int q = 0; q < panels; q++) {
             float sums[COLUMNS];
-            for (int j = 0; j < WIDE; j++) store(sums + j * W, s[r][q][j] * p.times);
+            for (int j = 0; j < WIDE; j++) store(sums + j * W, s[r][q][j]);
             long from = n + q * COLUMNS, at = (i + r) * p.N + from, columns = least(COLUMNS, p.N - from);
             for (long c = 0; c < columns; c++) p.y[at + c] = p.add ? p.add[at + c] + sums[c] : sums[c];
         }
@@ -101,9 +101,8 @@ void matmul_store_panels(const float *w, float *panels, long N, long K, int thre
     }
 }
 
-void matmul(const float *x, const float *panels, const float *add, float *y, float times, long M, long N, long K,
-            int threads) {
-    Product p = {.x = x, .w = panels, .add = add, .y = y, .times = times, .M = M, .N = N, .K = K};
+void matmul(const float *x, const float *panels, const float *add, float *y, long M, long N, long K, int threads) {
+    Product p = {.x = x, .w = panels, .add = add, .y = y, .M = M, .N = N, .K = K};
     long next = 0;
     #pragma omp parallel num_threads(threads)
     for (long n; (n = __atomic_fetch_add(&next, PANELS * COLUMNS, __ATOMIC_RELAXED)) < N;) {
