@@ -14,7 +14,6 @@ from niels_gpt.kernels.cpu import native, ops
 from niels_gpt.kernels.weights import BlockWeights, HeadSizes, NormWeights
 
 DECLINES = {
-    "n_kv_heads": "attention by plain torch; the rest is accelerated",
     "segments": "attention by plain torch; the rest is accelerated",
     "KV cache": "attention by plain torch; the rest is accelerated",
 }
@@ -76,9 +75,8 @@ class CPUBackend:
         return ops.linear(y, w.out, w.adapters.get("out"))
 
     def _attend(self, qkv: torch.Tensor, heads: HeadSizes, layer: int, context: Any) -> torch.Tensor:
-        if context.plain_causal and not heads.grouped and ops.attends(qkv, heads.D):
-            B, n, _ = qkv.shape
-            return ops.attend(qkv.view(B, n, 3, heads.H, heads.D), *context.tables)
+        if context.plain_causal and ops.attends(qkv, heads.D):
+            return ops.attend(qkv, heads, *context.tables)
         return context.attend(qkv, heads, layer)
 
     def _mlp(self, w: BlockWeights, x: torch.Tensor) -> torch.Tensor:

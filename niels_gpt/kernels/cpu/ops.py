@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from niels_gpt.kernels import lora
 from niels_gpt.kernels.cpu import native
+from niels_gpt.kernels.weights import HeadSizes
 
 MANY = 2048
 """Tokens from which on the C kernels and transposed matrices are used: in a training batch, not in a prompt."""
@@ -174,17 +175,19 @@ class _GELUOnPlainCPU(torch.autograd.Function):
 
 
 def attends(qkv: torch.Tensor, D: int) -> bool:
-    """Whether `attend` takes the heads of size D in qkv (B, n, 3 H D)."""
+    """Whether `attend` takes the heads of size D in qkv (B, n, (H + 2 G) D)."""
     fits = D % 16 == 0 and D <= 256 and qkv.shape[1] <= LONGEST
     return fits and _many(qkv) and _attention_kernels(D) is not None
 
 
-def attend(qkv: torch.Tensor, sin: torch.Tensor | None, cos: torch.Tensor | None) -> torch.Tensor:
-    """Causal attention (B, n, H D) of heads (B, n, 3, H, D), q and k rotated by RoPE's tables (n, D/2).
+def attend(
+    qkv: torch.Tensor, heads: HeadSizes, sin: torch.Tensor | None, cos: torch.Tensor | None
+) -> torch.Tensor:
+    """Causal attention (B, n, H D) of the heads in qkv (B, n, (H + 2 G) D), q and k rotated by RoPE's tables (n, D/2).
 
     The result is the same for any number of threads, and for a row with any other rows beside it.
     """
-    result: torch.Tensor = _AttentionInC.apply(qkv, sin, cos, _attention_kernels(qkv.shape[-1]))
+    result: torch.Tensor = _AttentionInC.apply(qkv, heads, sin, cos, _attention_kernels(heads.D))
     return result
 
 
@@ -196,24 +199,33 @@ class _AttentionInC(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: torch.Tensor, sin: torch.Tensor | None, cos: torch.Tensor | None, kernels: _AttentionKernels
+        ctx: Any,
+        qkv: torch.Tensor,
+        heads: HeadSizes,
+        sin: torch.Tensor | None,
+        cos: torch.Tensor | None,
+        kernels: _AttentionKernels,
     ) -> torch.Tensor:
-        B, n, _, H, D = qkv.shape
-        y, lse = qkv.new_empty(B, n, H * D), qkv.new_empty(B, H, n)
-        kernels.run(kernels.forward, (qkv, sin, cos, y, lse), B, n, H)
+        B, n, _ = qkv.shape
+        y, lse = qkv.new_empty(B, n, heads.H * heads.D), qkv.new_empty(B, heads.H, n)
+        kernels.run(kernels.forward, (qkv, sin, cos, y, lse), heads)
         ctx.save_for_backward(qkv, y, lse)
-        ctx.tables_and_kernels = sin, cos, kernels
+        ctx.others = heads, sin, cos, kernels
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         qkv, y, lse = ctx.saved_tensors
-        sin, cos, kernels = ctx.tables_and_kernels
-        B, n, _, H, _ = qkv.shape
-        dqkv = torch.empty_like(qkv)
-        kernels.run(kernels.backward, (qkv, sin, cos, y, lse, gradient.contiguous(), dqkv), B, n, H)
-        return dqkv, None, None, None
+        heads, sin, cos, kernels = ctx.others
+        B, n, _ = qkv.shape
+        H, G, D = heads
+        dqkv = qkv.new_empty(B, n, 3, H, D)
+        kernels.run(kernels.backward, (qkv, sin, cos, y, lse, gradient.contiguous(), dqkv), heads)
+        if heads.grouped:
+            of_groups = dqkv[:, :, 1:].unflatten(3, (G, H // G)).sum(dim=4)
+            dqkv = torch.cat((dqkv[:, :, 0], of_groups.flatten(2, 3)), dim=2)
+        return dqkv.view(qkv.shape), None, None, None, None
 
 
 class _AttentionKernels:
@@ -227,15 +239,17 @@ class _AttentionKernels:
         )
         self._scratch_size.argtypes, self._scratch_size.restype = [ctypes.c_long], ctypes.c_long
         for kernel, tensors in ((self.forward, 6), (self.backward, 8)):
-            kernel.argtypes = [*[ctypes.c_void_p] * tensors, *[ctypes.c_long] * 3, ctypes.c_int]
+            kernel.argtypes = [*[ctypes.c_void_p] * tensors, *[ctypes.c_long] * 4, ctypes.c_int]
             kernel.restype = None
 
-    def run(
-        self, kernel: Callable[..., None], tensors: tuple[torch.Tensor | None, ...], B: int, n: int, H: int
-    ) -> None:
+    def run(self, kernel: Callable[..., None], tensors: tuple[torch.Tensor | None, ...], heads: HeadSizes) -> None:
+        """Run one of the two kernels; the first tensor is qkv (B, n, (H + 2 G) D)."""
+        assert tensors[0] is not None
+        B, n, _ = tensors[0].shape
         threads = torch.get_num_threads()
         scratch = torch.empty(threads * self._scratch_size(n))
-        kernel(*(None if t is None else t.data_ptr() for t in (*tensors, scratch)), B, n, H, threads)
+        addresses = (None if t is None else t.data_ptr() for t in (*tensors, scratch))
+        kernel(*addresses, B, n, heads.H, heads.kv, threads)
 
 
 @functools.cache
@@ -245,7 +259,7 @@ def _attention_kernels(D: int) -> _AttentionKernels | None:
     if library is None:
         return None
     kernels = _AttentionKernels(library)
-    n = 37
+    n, heads = 37, HeadSizes(H=4, kv=2, D=D)
     angles = torch.arange(n)[:, None] / torch.arange(1, D // 2 + 1)
     sin, cos = angles.sin(), angles.cos()
 
@@ -254,11 +268,12 @@ def _attention_kernels(D: int) -> _AttentionKernels | None:
         return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
     def plain(qkv: torch.Tensor) -> torch.Tensor:
-        q, k, v = qkv.transpose(1, 3).unbind(2)
-        return F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
+        q, k, v = qkv.unflatten(2, (-1, D)).transpose(1, 2).split((heads.H, heads.kv, heads.kv), dim=1)
+        k, v = (x.repeat_interleave(heads.H // heads.kv, dim=1) for x in (rotated(k), v))
+        return F.scaled_dot_product_attention(rotated(q), k, v, is_causal=True)
 
     def ours(qkv: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = _AttentionInC.apply(qkv, sin, cos, kernels)
-        return y.view(1, n, 2, D).transpose(1, 2)
+        y: torch.Tensor = _AttentionInC.apply(qkv, heads, sin, cos, kernels)
+        return y.view(1, n, heads.H, D).transpose(1, 2)
 
-    return kernels if native.agrees("attention", ours, plain, (1, n, 3, 2, D)) else None
+    return kernels if native.agrees("attention", ours, plain, (1, n, (heads.H + 2 * heads.kv) * D)) else None

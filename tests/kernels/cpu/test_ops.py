@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.kernels.cpu import ops as cpu_ops
+from niels_gpt.kernels.weights import HeadSizes
 from niels_gpt.model.rope import rope_cache
 from niels_gpt.system.device import bf16_autocast
 
@@ -124,10 +125,11 @@ def test_gelu_in_c_keeps_nan(always: None) -> None:
 # attention
 
 
-def naive(qkv: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+def naive(qkv: torch.Tensor, heads: HeadSizes, tables: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
     """Attention by its formula, one query at a time, in float64."""
-    n, D = qkv.shape[1], qkv.shape[4]
-    q, k, v = qkv.double().unbind(2)  # (B, n, H, D)
+    n, (H, G, D) = qkv.shape[1], heads
+    q, k, v = qkv.double().unflatten(2, (H + 2 * G, D)).split((H, G, G), dim=2)
+    k, v = (x[:, :, [h * G // H for h in range(H)]] for x in (k, v))  # (B, n, H, D)
     if tables is not None:
         sin, cos = (t.double()[:, None] for t in tables)  # (n, 1, D/2)
 
@@ -155,13 +157,13 @@ def both(qkv: torch.Tensor, operation: Callable[[torch.Tensor], torch.Tensor], u
     return y.detach(), *torch.autograd.grad(y, leaf, upstream.to(y.dtype))
 
 
-def check_attention(B: int, n: int, H: int, D: int, rope: bool) -> None:
-    generator = torch.Generator().manual_seed(n)
-    qkv, upstream = torch.randn(B, n, 3, H, D, generator=generator), torch.randn(B, n, H * D, generator=generator)
+def check_attention(B: int, n: int, heads: HeadSizes, rope: bool) -> None:
+    generator, (H, G, D) = torch.Generator().manual_seed(n), heads
+    qkv, upstream = (torch.randn(B, n, width * D, generator=generator) for width in (H + 2 * G, H))
     tables = tables_of(n, D) if rope else None
-    assert cpu_ops.attends(qkv.view(B, n, -1), D)
-    y, gradient = both(qkv, lambda x: cpu_ops.attend(x, *(tables or (None, None))), upstream)
-    expected, expected_gradient = both(qkv, lambda x: naive(x, tables), upstream)
+    assert cpu_ops.attends(qkv, D)
+    y, gradient = both(qkv, lambda x: cpu_ops.attend(x, heads, *(tables or (None, None))), upstream)
+    expected, expected_gradient = both(qkv, lambda x: naive(x, heads, tables), upstream)
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gradient.double(), expected_gradient.double(), rtol=1e-5, atol=3e-5)
 
@@ -169,32 +171,39 @@ def check_attention(B: int, n: int, H: int, D: int, rope: bool) -> None:
 @in_c
 @pytest.mark.parametrize(("D", "rope"), [(16, True), (48, False), (64, True), (80, True), (128, False), (256, True)])
 def test_attention_in_c_of_heads_of_any_size(D: int, rope: bool, always: None) -> None:
-    check_attention(2, 70, 2, D, rope)
+    check_attention(2, 70, HeadSizes(2, 2, D), rope)
 
 
 @in_c
 @settings(max_examples=15)
-@given(B=st.integers(1, 3), n=st.integers(1, 200), H=st.integers(1, 3), D=st.sampled_from([16, 64]), rope=st.booleans())
-def test_attention_in_c_of_any_shape(B: int, n: int, H: int, D: int, rope: bool) -> None:
+@given(
+    B=st.integers(1, 3),
+    n=st.integers(1, 200),
+    G=st.integers(1, 3),
+    per_group=st.integers(1, 3),
+    D=st.sampled_from([16, 64]),
+    rope=st.booleans(),
+)
+def test_attention_in_c_of_any_shape(B: int, n: int, G: int, per_group: int, D: int, rope: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_ops, "MANY", 0)
-        check_attention(B, n, H, D, rope)
+        check_attention(B, n, HeadSizes(G * per_group, G, D), rope)
 
 
 @in_c
 def test_attention_in_c_has_the_same_bits_for_any_threads_and_neighbours(always: None) -> None:
-    generator = torch.Generator().manual_seed(0)
-    qkv, upstream = torch.randn(5, 90, 3, 2, 32, generator=generator), torch.randn(5, 90, 64, generator=generator)
+    generator, heads = torch.Generator().manual_seed(0), HeadSizes(2, 1, 32)
+    qkv, upstream = (torch.randn(5, 90, width * 32, generator=generator) for width in (4, 2))
     tables = tables_of(90, 32)
     before = torch.get_num_threads()
     try:
         found = []
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            found.append(both(qkv, lambda x: cpu_ops.attend(x, *tables), upstream))
+            found.append(both(qkv, lambda x: cpu_ops.attend(x, heads, *tables), upstream))
     finally:
         torch.set_num_threads(before)
-    alone = both(qkv[3:4].contiguous(), lambda x: cpu_ops.attend(x, *tables), upstream[3:4])
+    alone = both(qkv[3:4].contiguous(), lambda x: cpu_ops.attend(x, heads, *tables), upstream[3:4])
     for y, gradient in found:
         assert torch.equal(y, found[0][0]) and torch.equal(gradient, found[0][1])
         assert torch.equal(y[3:4], alone[0]) and torch.equal(gradient[3:4], alone[1])
@@ -202,14 +211,14 @@ def test_attention_in_c_has_the_same_bits_for_any_threads_and_neighbours(always:
 
 @in_c
 def test_attention_in_c_sees_nothing_of_the_future(always: None) -> None:
-    qkv = torch.randn(1, 100, 3, 1, 16, generator=torch.Generator().manual_seed(0))
-    y = cpu_ops.attend(qkv, None, None)
+    qkv, heads = torch.randn(1, 100, 3 * 16, generator=torch.Generator().manual_seed(0)), HeadSizes(1, 1, 16)
+    y = cpu_ops.attend(qkv, heads, None, None)
     for at in (1, 15, 16, 63, 64, 99):
         other = qkv.clone()
         other[:, at:] = 1e25  # its scores overflow float32
-        assert torch.equal(cpu_ops.attend(other, None, None)[:, :at], y[:, :at])
+        assert torch.equal(cpu_ops.attend(other, heads, None, None)[:, :at], y[:, :at])
         other[:, at:] = math.nan
-        assert cpu_ops.attend(other, None, None)[:, at:].isnan().all()  # NaN spreads to all that see it
+        assert cpu_ops.attend(other, heads, None, None)[:, at:].isnan().all()  # NaN spreads to all that see it
 
 
 @in_c
@@ -218,14 +227,14 @@ def test_attention_in_c_of_scores_far_apart(always: None) -> None:
     generator = torch.Generator().manual_seed(0)
     qkv, upstream = torch.randn(1, 80, 3, 1, 16, generator=generator), torch.randn(1, 80, 16, generator=generator)
     qkv[:, :, :2] *= 15
-    found = both(qkv, lambda x: cpu_ops.attend(x, None, None), upstream)
+    found = both(qkv.view(1, 80, 48), lambda x: cpu_ops.attend(x, HeadSizes(1, 1, 16), None, None), upstream)
     q, k, v = (qkv.double()[:, :, i].transpose(1, 2).requires_grad_() for i in range(3))
     scores = (q @ k.mT / 4).masked_fill(torch.ones(80, 80).triu(1).bool(), -math.inf)
     assert scores[scores.isfinite()].abs().max() > 200
     y = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
     gradients = torch.autograd.grad(y, (q, k, v), upstream.double())
     torch.testing.assert_close(found[0].double(), y.detach(), rtol=1e-4, atol=1e-4)
-    expected = torch.stack([g.transpose(1, 2) for g in gradients], dim=2)
+    expected = torch.stack([g.transpose(1, 2) for g in gradients], dim=2).flatten(2)
     torch.testing.assert_close(found[1].double(), expected, rtol=1e-3, atol=2e-3)
 
 
@@ -264,7 +273,7 @@ def test_kernels_may_first_be_used_in_inference_mode(always: None) -> None:
     with torch.inference_mode():
         qkv = torch.randn(1, 5, 3 * 2 * 16, generator=torch.Generator().manual_seed(1))
         assert cpu_ops.attends(qkv, 16)
-        y = cpu_ops.attend(qkv.view(1, 5, 3, 2, 16), None, None)
+        y = cpu_ops.attend(qkv, HeadSizes(2, 2, 16), None, None)
         q, k, v = qkv.view(1, 5, 3, 2, 16).transpose(1, 3).unbind(2)
         expected = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
     assert torch.allclose(y, expected, atol=1e-6)

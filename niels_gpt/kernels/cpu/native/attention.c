@@ -1,8 +1,9 @@
 /* Causal attention with RoPE, forward and backward, in float32. One core computes one head of one row, which stays in
    its cache, so no sum depends on the number of cores.
 
-   D, the head size, is a macro from the command line of the compiler. Contiguous are qkv and dqkv (B, n, 3, H, D), y and
-   dy (B, n, H, D), lse (B, H, n), sin and cos (n, D / 2); sin is null without RoPE. */
+   D, the head size, is a macro from the command line of the compiler. Contiguous are qkv (B, n, H + 2 G, D) with G heads
+   of keys and of values, dqkv (B, n, 3, H, D) with those of every query head, y and dy (B, n, H, D), lse (B, H, n), sin
+   and cos (n, D / 2); sin is null without RoPE. */
 
 #include "vectors.h"
 #include <omp.h>
@@ -104,12 +105,24 @@ static Scratch divide(float *memory, long n) {
     return r;
 }
 
+/* A query head and the keys and values it sees; rows of each are `apart`. */
+typedef struct {
+    const float *q, *k, *v;
+    long apart;
+} Head;
+
+/* Head h of row b of qkv (B, n, H + 2 G, D). */
+static Head find_head(const float *qkv, long b, long h, long n, long H, long G) {
+    const float *row = qkv + b * n * (H + 2 * G) * D;
+    long g = h / (H / G);
+    return (Head){row + h * D, row + (H + g) * D, row + (H + G + g) * D, (H + 2 * G) * D};
+}
+
 /* Copy q and k, rotated (and q divided by sqrt(D)), and a third matrix into r.q, r.k and r.v; zeros past n. */
-static void load_head(Scratch r, const float *qkv, Angles angles, const float *third, long apart, long n, long H) {
+static void load_head(Scratch r, Head head, Angles angles, const float *third, long apart, long n) {
     for (long i = 0; i < n; i++) {
-        const float *x = qkv + i * 3 * H * D;
-        rotate(x, r.q + i * D, angles, i, 1 / sqrtf(D), 1);
-        rotate(x + H * D, r.k + i * D, angles, i, 1, 1);
+        rotate(head.q + i * head.apart, r.q + i * D, angles, i, 1 / sqrtf(D), 1);
+        rotate(head.k + i * head.apart, r.k + i * D, angles, i, 1, 1);
         memcpy(r.v + i * D, third + i * apart, D * sizeof(float));
     }
     long rest = (UP(n) - n) * D * sizeof(float);
@@ -117,8 +130,8 @@ static void load_head(Scratch r, const float *qkv, Angles angles, const float *t
     into_panels(r.k, D, n, r.keys);
 }
 
-static void head_forward(Scratch r, const float *qkv, Angles angles, float *y, float *lse, long n, long H) {
-    load_head(r, qkv, angles, qkv + 2 * H * D, 3 * H * D, n, H);
+static void head_forward(Scratch r, Head head, Angles angles, float *y, float *lse, long n, long H) {
+    load_head(r, head, angles, head.v, head.apart, n);
     for (long first = 0; first < n; first += ROWS) {
         long rows = least(ROWS, n - first), keys = first + rows;
         scores(first, keys, r.q + first * D, r.keys, r.s, r.wide);
@@ -148,11 +161,11 @@ static void head_forward(Scratch r, const float *qkv, Angles angles, float *y, f
     }
 }
 
-static void head_backward(Scratch r, const float *qkv, Angles angles, const float *y, const float *lse, const float *dy,
+static void head_backward(Scratch r, Head head, Angles angles, const float *y, const float *lse, const float *dy,
                           float *dqkv, long n, long H) {
     const float *gradient = r.v; /* of y */
-    load_head(r, qkv, angles, dy, H * D, n, H);
-    into_panels(qkv + 2 * H * D, 3 * H * D, n, r.values);
+    load_head(r, head, angles, dy, H * D, n);
+    into_panels(head.v, head.apart, n, r.values);
     memset(r.dk, 0, 2 * UP(n) * D * sizeof(float)); /* and dv */
     for (long first = 0; first < n; first += ROWS) {
         long rows = least(ROWS, n - first), keys = first + rows;
@@ -190,28 +203,28 @@ static void head_backward(Scratch r, const float *qkv, Angles angles, const floa
 
 /* `memory` has attention_scratch_size(n) floats per thread. */
 void attention_forward(const float *qkv, const float *sin, const float *cos, float *y, float *lse, float *memory, long B,
-                       long n, long H, int threads) {
+                       long n, long H, long G, int threads) {
     long next = 0;
     #pragma omp parallel num_threads(threads)
     {
         Scratch r = divide(memory + omp_get_thread_num() * attention_scratch_size(n), n);
         for (long i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < B * H;) {
-            long start = i / H * n * H * D, head = i % H * D;
-            head_forward(r, qkv + 3 * start + head, (Angles){sin, cos}, y + start + head, lse + i * n, n, H);
+            long b = i / H, h = i % H, start = (b * n * H + h) * D;
+            head_forward(r, find_head(qkv, b, h, n, H, G), (Angles){sin, cos}, y + start, lse + i * n, n, H);
         }
     }
 }
 
 void attention_backward(const float *qkv, const float *sin, const float *cos, const float *y, const float *lse,
-                        const float *dy, float *dqkv, float *memory, long B, long n, long H, int threads) {
+                        const float *dy, float *dqkv, float *memory, long B, long n, long H, long G, int threads) {
     long next = 0;
     #pragma omp parallel num_threads(threads)
     {
         Scratch r = divide(memory + omp_get_thread_num() * attention_scratch_size(n), n);
         for (long i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < B * H;) {
-            long start = i / H * n * H * D, head = i % H * D;
-            head_backward(r, qkv + 3 * start + head, (Angles){sin, cos}, y + start + head, lse + i * n,
-                          dy + start + head, dqkv + 3 * start + head, n, H);
+            long b = i / H, h = i % H, start = (b * n * H + h) * D;
+            head_backward(r, find_head(qkv, b, h, n, H, G), (Angles){sin, cos}, y + start, lse + i * n, dy + start,
+                          dqkv + (b * n * 3 * H + h) * D, n, H);
         }
     }
 }
