@@ -20,7 +20,9 @@ from niels_gpt.kernels.cpu import native
 from niels_gpt.kernels.weights import HeadSizes
 
 MANY = 2048
-"""Tokens from which on the C kernels and transposed matrices are used: in a training batch, not in a prompt."""
+"""Tokens from which on GELU in C and transposed matrices are used: in a training batch, not in a prompt."""
+ENOUGH = 512
+"""Tokens from which on attention is computed in C; 256 take as long as with SDPA, 512 take 0.7 of it (AMD)."""
 LONGEST = 2048
 """Tokens of a row up to which attention in C is faster; at 4,096 it takes 1.1 times as long as SDPA."""
 WITHOUT_MKL = not torch.backends.mkl.is_available()
@@ -66,10 +68,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
-def _many(x: torch.Tensor) -> bool:
-    """Whether x (..., width) is a large float32 batch on a CPU, and not being traced."""
+def _many(x: torch.Tensor, fewest: int) -> bool:
+    """Whether x (..., width) has at least so many float32 rows on a CPU, and is not being traced."""
     return (
-        x.numel() // x.shape[-1] >= MANY
+        x.numel() // x.shape[-1] >= fewest
         and x.device.type == "cpu"
         and x.dtype == torch.float32
         and x.is_contiguous()
@@ -79,7 +81,7 @@ def _many(x: torch.Tensor) -> bool:
 
 def transposes(x: torch.Tensor) -> bool:
     """Whether `linear` transposes the matrix first: a large batch, and torch without MKL."""
-    return WITHOUT_MKL and _many(x) and not torch.is_autocast_enabled("cpu")
+    return WITHOUT_MKL and _many(x, MANY) and not torch.is_autocast_enabled("cpu")
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, adapter: lora.Adapter | None = None) -> torch.Tensor:
@@ -111,7 +113,7 @@ class _LinearWithoutMKL(torch.autograd.Function):
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """x Phi(x)."""
     result: torch.Tensor
-    if x.requires_grad and _many(x) and (kernel := gelu_kernel()) is not None:
+    if x.requires_grad and _many(x, MANY) and (kernel := gelu_kernel()) is not None:
         result = _GELUInC.apply(x, kernel)
     elif x.requires_grad and x.device.type == "cpu" and x.dtype == torch.float32 and SLOW_GELU:
         result = _GELUOnPlainCPU.apply(x)
@@ -177,12 +179,10 @@ class _GELUOnPlainCPU(torch.autograd.Function):
 def attends(qkv: torch.Tensor, D: int) -> bool:
     """Whether `attend` takes the heads of size D in qkv (B, n, (H + 2 G) D)."""
     fits = D % 16 == 0 and D <= 256 and qkv.shape[1] <= LONGEST
-    return fits and _many(qkv) and _attention_kernels(D) is not None
+    return fits and _many(qkv, ENOUGH) and _attention_kernels(D) is not None
 
 
-def attend(
-    qkv: torch.Tensor, heads: HeadSizes, sin: torch.Tensor | None, cos: torch.Tensor | None
-) -> torch.Tensor:
+def attend(qkv: torch.Tensor, heads: HeadSizes, sin: torch.Tensor | None, cos: torch.Tensor | None) -> torch.Tensor:
     """Causal attention (B, n, H D) of the heads in qkv (B, n, (H + 2 G) D), q and k rotated by RoPE's tables (n, D/2).
 
     The result is the same for any number of threads, and for a row with any other rows beside it.
