@@ -156,6 +156,16 @@ def test_a_phone_shows_everything_without_scrolling_sideways(opened, server, vie
     it.picture(f"phone-{view}")
 
 
+def test_the_panels_fold_when_the_window_becomes_narrow(opened, server):
+    page = opened().open()
+    panels = page.locator("details.side")
+    assert panels.evaluate_all("all => all.map(each => each.open)") == [True, True]
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_function("[...document.querySelectorAll('details.side')].every(each => !each.open)")
+    page.set_viewport_size({"width": 1280, "height": 844})
+    page.wait_for_function("[...document.querySelectorAll('details.side')].every(each => each.open)")
+
+
 def test_the_page_loads_from_the_server_only(opened, server):
     it = opened()
     page = it.open()

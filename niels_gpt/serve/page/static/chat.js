@@ -15,6 +15,7 @@ let conversation = null;
 let running = null; // AbortController of the reply that streams
 let parts = null; // elements that change
 let unwatch = null;
+const wide = matchMedia("(min-width: 900px)"); // below it the panels are above the chat: style.css
 
 export async function show(root) {
   parts = {
@@ -25,13 +26,12 @@ export async function show(root) {
     send: button("Send", guarded(send), { class: "primary" }),
     stop: button("Stop", stop, { class: "primary", hidden: true }),
   };
-  const wide = matchMedia("(min-width: 900px)").matches;
   replace(
     root,
     el("h1", { class: "visually-hidden" }, "Chat"),
     el(
       "details",
-      { class: "side panel", open: wide },
+      { class: "side panel", open: wide.matches },
       el("summary", {}, "Conversations"),
       button("New chat", guarded(startNew), { class: "wide" }),
       parts.conversations,
@@ -48,12 +48,13 @@ export async function show(root) {
         el("div", { class: "row" }, el("p", { class: "hint", id: "keys" }, "Enter sends, Shift+Enter starts a line, Escape stops."), parts.send, parts.stop),
       ),
     ),
-    el("details", { class: "side settings panel", open: wide }, el("summary", {}, "Model and sampling"), parts.settings),
+    el("details", { class: "side settings panel", open: wide.matches }, el("summary", {}, "Model and sampling"), parts.settings),
   );
   addEventListener("keydown", escape);
+  wide.addEventListener("change", fold);
   unwatch = store.watch(changedElsewhere);
   render();
-  if (wide) parts.input.focus();
+  if (wide.matches) parts.input.focus();
   await begin();
 }
 
@@ -72,8 +73,14 @@ export function hide() {
   stop();
   hidePopover(0);
   removeEventListener("keydown", escape);
+  wide.removeEventListener("change", fold);
   unwatch();
   parts = null;
+}
+
+// A window that becomes narrow, or a phone that is turned, would show the open panels instead of the chat.
+function fold() {
+  for (const panel of document.querySelectorAll("details.side")) panel.open = wide.matches;
 }
 
 function open(chosen) {
