@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from niels_gpt.config import RunConfig
+    from niels_gpt.inference.questions import Answer
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.runs.loading import LoadedRun
     from niels_gpt.runs.pipeline import PipelineFolder
@@ -242,7 +243,15 @@ def show_answers(trained: TrainedModel, topics: Sequence[NoteTopic]) -> None:
           f"with the text of the note, {share_on_topic(second):.0%} if another question was asked before "
           "(in a chat, /reset forgets what was asked)")  # fmt: skip
     shown = (right or answers)[0]
-    print(f"you>   {shown.question.text}\nniels> {shown.reply}")
+    _print_answer(trained.chat, shown)
+
+
+def _print_answer(loaded: LoadedRun, answer: Answer, mark: str = "") -> None:
+    """Print a question and its answer, aligned."""
+    from niels_gpt.cli.chat import speaker
+
+    name = f"{speaker(loaded)}>"
+    print(f"{'you>':{len(name)}} {answer.question.text}\n{name} {answer.reply}{mark}")
 
 
 QUICK_AUDIT = 25
@@ -309,7 +318,7 @@ def show_examination(loaded: LoadedRun, *, most: int | None = None) -> float:
     right = [answer for answer in answers if answer.on_topic]
     wrong = [answer for answer in answers if not answer.on_topic]
     for answer in right[:: max(len(right) // EXAMPLES, 1)][:EXAMPLES]:
-        print(f"you>   {answer.question.text}\nniels> {answer.reply}")
+        _print_answer(loaded, answer)
     for answer in wrong[len(wrong) // 2 :][:1]:
-        print(f"you>   {answer.question.text}\nniels> {answer.reply}   (off topic)")
+        _print_answer(loaded, answer, "   (off topic)")
     return share
