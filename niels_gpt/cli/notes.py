@@ -126,7 +126,7 @@ def folder(
     from niels_gpt.system.device import resolve_device
     from niels_gpt.system.progress import progress_bar, status_line
     from niels_gpt.training.progress import say
-    from niels_gpt.workflow.base_plan import open_base
+    from niels_gpt.workflow.base_plan import check_base, open_base
     from niels_gpt.workflow.chat_model import dialogue_file, read_corpus, topics_of
     from niels_gpt.workflow.choose_plan import choose_plan
     from niels_gpt.workflow.plan import plan_in
@@ -142,6 +142,9 @@ def folder(
         begun = plan_in(run) if resume else None
         if begun is None:
             first_model.check_free(run, resume="--resume")
+            if base is not None:
+                with status_line("checking the base"):
+                    check_base(base, run.path / "base")
         notes = dataclasses.replace(note_options.notes(), formats="text")
         with status_line("reading notes"):
             corpus = read_corpus(folder, notes, errors=note_options.encoding_errors or "skip")

@@ -117,7 +117,7 @@ def load_models(
     threads: most threads that compute a model on a CPU (see `thread_count`).
     Raises ValueError as `load_run` does.
     """
-    loaded = [load_run(run, device=device) for run in runs]
+    loaded = [load_run(run, device=device, has_option=False) for run in runs]
     ids = unique_ids([model_id(each) for each in loaded])
     served: list[ServedModel] = []
     taken = set(ids)

@@ -296,6 +296,25 @@ def test_a_base_is_fine_tuned(nasty: Path, primer: Path, tmp_path: Path, capsys:
     assert "--base" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("base", ["gone", "hf:gone", "hf:empty", "empty", "hf:other"])
+def test_a_bad_base_is_found_before_the_notes_are_read(
+    vault: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], base: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    Path("empty").mkdir()
+    Path("other").mkdir()
+    Path("other/config.json").write_text('{"model_type": "mamba", "architectures": ["Mamba"]}', encoding="utf-8")
+
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("the notes are read")
+
+    monkeypatch.setattr("niels_gpt.workflow.chat_model.read_corpus", read)
+    assert run("notes", vault, "--base", base, "--device", "cpu") == 1
+    error = capsys.readouterr().err
+    assert base.removeprefix("hf:") in error or "mamba" in error
+    assert not Path("runs").exists()
+
+
 @pytest.mark.usefixtures("small_plans")
 def test_many_characters_need_bytes(
     tmp_path: Path, primer: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
