@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from niels_gpt.system.memory import gib, machine_memory
 from niels_gpt.tokenizer import ByteTokenizer
 from niels_gpt.workflow.plan import (
     LEAST_SHARE,
+    MIN_STEPS,
     OTHER_SECONDS,
     Plan,
     Size,
@@ -44,6 +45,10 @@ BYTES_PER_WEIGHT = 16
 """Memory of a weight that is trained: itself, its gradient and AdamW's two moments, in float32."""
 MEMORY_SHARE = 0.5
 """Share of the memory that the weights may take; the rest is for activations."""
+FEWER_ROWS = 8
+"""A slow machine gets as much as eight times fewer rows per step."""
+QUICK_SHARE = 0.02
+"""Share of the training time of one step of each phase; steps that take less are measured with all rows."""
 LONGEST = {"cpu": 512, "cuda": 1024}
 """Longest context of the fine-tuned model, by kind of device: notes are short, and longer rows cost more."""
 
@@ -160,8 +165,28 @@ def make_base_plan(
         reason=reason,
     )
     training = max(seconds - OTHER_SECONDS, LEAST_SHARE * seconds)
-    times = (measure or measure_steps)(plan, device)
+    plan, times = _fitting_rows(plan, device, training, measure or measure_steps)
     return with_steps(plan, times, note_bytes, training, epochs=EPOCHS)
+
+
+def _fitting_rows(
+    plan: BasePlan, device: str, seconds: float, measure: Callable[[Plan, str], StepTimes]
+) -> tuple[BasePlan, StepTimes]:
+    """(the plan with as many rows per step as allow MIN_STEPS of both phases in the time, the times of these steps).
+
+    On a CPU an eighth of the rows is measured first, to which the time is proportional if the base is large.
+    """
+    few = replace(plan, pretrain_rows=plan.pretrain_rows // FEWER_ROWS, sft_rows=plan.sft_rows // FEWER_ROWS)
+    if torch.device(device).type != "cpu":
+        return plan, measure(plan, device)
+    times = measure(few, device)
+    if FEWER_ROWS * sum(times) < QUICK_SHARE * seconds:
+        return plan, measure(plan, device)
+    factor = FEWER_ROWS
+    while factor > 1 and factor * MIN_STEPS * sum(times) > seconds:
+        factor //= 2
+    fitting = replace(few, pretrain_rows=factor * few.pretrain_rows, sft_rows=factor * few.sft_rows)
+    return fitting, StepTimes(factor * times.pretrain, factor * times.sft)
 
 
 def _choose_rank(base: ModelConfig, device: str) -> tuple[int, str]:

@@ -65,6 +65,23 @@ def test_steps_follow_the_notes_and_the_time() -> None:
     assert planned(loaded(dataclasses.replace(BASE, V=256), subwords=False)).sft_steps == 0
 
 
+def test_a_slow_machine_gets_fewer_rows() -> None:
+    """The time of a step is proportional to its rows; 20 steps of both phases must fit into 0.4 of the time."""
+    measured = []
+
+    def measure(plan: Plan, device: str) -> StepTimes:
+        measured.append((plan.pretrain_rows, plan.sft_rows))
+        return StepTimes(0.1 * plan.pretrain_rows, 0.1 * plan.sft_rows / 6)
+
+    plan = planned(seconds=60.0, measure=measure)
+    assert measured == [(1, 6)]  # steps with all rows are not run
+    assert (plan.pretrain_rows, plan.sft_rows) == (4, 24) and plan.seconds <= 24.0
+    assert planned(seconds=6.0, measure=measure).pretrain_rows == 1
+    measured.clear()
+    assert planned(seconds=3000.0, measure=measure).pretrain_rows == 8
+    assert measured == [(1, 6), (8, 48)]
+
+
 def test_all_weights_if_they_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planned().rank == 0
     weights = sum(p.numel() for p in GPT(BASE).parameters())
