@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from niels_gpt.system.console import hint
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -42,7 +44,7 @@ def resumable(resume_command: Callable[[], str]) -> Iterator[None]:
 
     wanted = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     if signal.SIGINT not in wanted:
-        print(f"Ctrl-C and SIGINT are ignored in this background job: `kill {os.getpid()}` stops it", file=sys.stderr)
+        hint(f"Ctrl-C and SIGINT are ignored in this background job: `kill {os.getpid()}` stops it")
     before = {number: signal.signal(number, handle) for number in wanted}
     try:
         yield

@@ -7,7 +7,8 @@ import os
 import re
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from niels_gpt.runs.validation import headline_evals as headline_evals
@@ -206,9 +207,12 @@ class ProgressBar:
         if self._show_samples:
             self._console.print(sample_line(step, prompt, text), highlight=False, markup=False, style="green")
 
-    def working(self, text: str) -> AbstractContextManager[object]:
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        shown = self._progress.tasks[self._task].fields["text"]
         self._progress.update(self._task, text=text)
-        return nullcontext()
+        yield
+        self._progress.update(self._task, text=shown)
 
     def close(self) -> None:
         self._progress.stop()

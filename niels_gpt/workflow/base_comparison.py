@@ -13,6 +13,7 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.tokenizer import token_sizes
 from niels_gpt.training.score_run import ScoreOptions, Scores, score_held_out
+from niels_gpt.training.tasks.base import eval_name
 
 
 class Comparison(NamedTuple):
@@ -36,16 +37,17 @@ def compare_with_base(
     config: of the writer. scores: its scores; they are used where they are of the same tokens. most: tokens of each
     text that are scored; if there are more, the name of the text says that these are the first ones.
     """
-    rows = []
-    options = ScoreOptions(limit=most)
-    for name, score in scores.items():
-        before, after = (
-            score_held_out(writer._replace(model=model), config, options)[name] for model in (base, chat.model)
-        )
-        whole = before["tokens"] == score["tokens"]
-        own = score if whole else score_held_out(writer, config, options)[name]
-        text = "held-out notes" if whole else "beginning of the held-out notes"
-        rows.append(Comparison(text, int(before["tokens"]), *(each["bits_per_byte"] for each in (before, own, after))))
+    options, name = ScoreOptions(limit=most), eval_name("roam")
+
+    def held_out(model: GPT) -> dict[str, float]:
+        return score_held_out(writer._replace(model=model), config, options)[name]
+
+    before, after = held_out(base), held_out(chat.model)
+    whole = before["tokens"] == scores[name]["tokens"]
+    own = scores[name] if whole else held_out(writer.model)
+    text = "held-out notes" if whole else "beginning of the held-out notes"
+    bits = [each["bits_per_byte"] for each in (before, own, after)]
+    rows = [Comparison(text, int(before["tokens"]), *bits)]
     ids = _documentation(writer, most)
     sizes = token_sizes(writer.tokenizer)
     found = [score_stream(model, ids, token_sizes=sizes) for model in (base, writer.model, chat.model)]

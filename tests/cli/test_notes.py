@@ -360,7 +360,7 @@ def test_the_help_has_the_words_that_are_typed(capsys: pytest.CaptureFixture[str
     out = capsys.readouterr().out
     assert re.match(r"Usage: \S+ notes \[OPTIONS\] FOLDER\n +\S+ notes check \[OPTIONS\] FOLDER\n", out)
     assert all(kind in out for kind in ("hf:FOLDER", "hf:NAME/MODEL", "run folder", "checkpoint"))
-    options = re.findall(r"^  (--[a-z-]+)|^(\S.*):$", out, re.MULTILINE)
+    options = re.findall(r"^  (--[a-z-]+)|^(\S.*):$", out[out.index("\nArguments:") :], re.MULTILINE)
     groups: dict[str, list[str]] = {}
     for option, title in options:
         if title:

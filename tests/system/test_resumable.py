@@ -22,8 +22,11 @@ def stopped(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_prints_how_to_resume(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_prints_how_to_resume(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = signal.getsignal(number)
+    monkeypatch.setattr(signal, "SIG_IGN", None)  # also where the tests run in the background
     assert stopped(lambda: os.kill(os.getpid(), number)) == 128 + number
     out = capsys.readouterr().out
     assert number.name in out and f"\n  {RESUME}\n" in out
@@ -42,8 +45,8 @@ SCRIPT = """
 import os, signal, sys, time
 from niels_gpt.system.resumable import resumable
 with resumable(lambda: "again"):
-    print("begun", flush=True)
     try:
+        print("begun", flush=True)
         time.sleep(60)
     except KeyboardInterrupt:
         if sys.argv[1:] == ["slow"]:
