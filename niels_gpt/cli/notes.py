@@ -148,6 +148,8 @@ def folder(
     import dataclasses
     import time
 
+    began = time.monotonic()  # torch takes seconds to import
+
     from niels_gpt.cli import first_model
     from niels_gpt.runs.loading import claimed_run
     from niels_gpt.runs.pipeline import PipelineFolder
@@ -163,7 +165,6 @@ def folder(
     from niels_gpt.workflow.plan import plan_in
     from niels_gpt.workflow.report_size import report_size
 
-    began = time.monotonic()
     device = resolve_device(device)
     if resume and run_dir is None:
         raise ValueError("--resume needs --run-dir: the folder of the model to continue")
