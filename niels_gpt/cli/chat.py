@@ -24,6 +24,7 @@ from niels_gpt.cli.options import (
 
 if TYPE_CHECKING:
     from niels_gpt.inference.conversation import Conversation
+    from niels_gpt.runs.loading import LoadedRun
 
 HELP = "/system TEXT sets the system message, /reset starts over, /exit ends the chat, /help explains more"
 LONG_HELP = """\
@@ -83,7 +84,14 @@ def chat(
         if line.startswith("/"):
             _run_command(conversation, line)
         elif line:
-            _print_reply(conversation, line)
+            _print_reply(conversation, line, speaker(loaded))
+
+
+def speaker(loaded: LoadedRun) -> str:
+    """Return who replies: niels, as our dialogues call the model; for a public model, also tuned, its run."""
+    from niels_gpt.tokenizer import ForeignTokenizer
+
+    return loaded.name if isinstance(loaded.tokenizer, ForeignTokenizer) else "niels"
 
 
 def _run_command(conversation: Conversation, line: str) -> None:
@@ -104,9 +112,9 @@ def _run_command(conversation: Conversation, line: str) -> None:
         print(f"(unknown command {name}: {HELP})")
 
 
-def _print_reply(conversation: Conversation, line: str) -> None:
+def _print_reply(conversation: Conversation, line: str, speaker: str) -> None:
     """Print the reply while it is generated; Ctrl-C ends the reply, not the conversation."""
-    print("niels> ", end="", flush=True)
+    print(f"{speaker}> ", end="", flush=True)
     try:
         for chunk in conversation.reply(line):
             print(chunk, end="", flush=True)

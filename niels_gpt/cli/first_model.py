@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from niels_gpt.config import RunConfig
+    from niels_gpt.inference.questions import Answer
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.runs.loading import LoadedRun
     from niels_gpt.runs.pipeline import PipelineFolder
+    from niels_gpt.training.score_run import Scores
     from niels_gpt.workflow.chat_model import Corpus
     from niels_gpt.workflow.note_dialogues import NoteTopic
     from niels_gpt.workflow.plan import Plan
@@ -123,37 +125,52 @@ def check_free(folder: PipelineFolder, *, resume: str = "") -> None:
     raise ValueError(f"{folder.path} already holds a model: choose another --run-dir, or continue it: {resume}")
 
 
-def show_scores_of(trained: TrainedModel) -> None:
-    """Print the bits per byte on held-out text, beside general compressors."""
-    from niels_gpt.cache.folder import CacheFolder
+def show_scores_of(trained: TrainedModel, *, limit: int | None = None) -> Scores:
+    """Print the bits per byte on held-out text, beside general compressors, and return them.
+
+    limit: score only so many tokens of each held-out set.
+    """
     from niels_gpt.cli.eval import score_result, show_scores
     from niels_gpt.runs.catalog import store_scores
-    from niels_gpt.training.score_run import score_byte_streams, score_token_caches
+    from niels_gpt.system.progress import status_line
+    from niels_gpt.training.score_run import ScoreOptions, score_held_out
 
-    config = trained.writer_config
-    if config.task == "bytes":
-        scores = score_byte_streams(trained.writer, config)
-    else:
-        scores = score_token_caches(trained.writer, config, CacheFolder(config.data.token_cache))
+    config, writer = trained.writer_config, trained.writer
+    with status_line("scoring the held-out notes"):
+        scores = score_held_out(writer, config, ScoreOptions(limit=limit))
     show_scores(scores, wiki=config.data.wiki)
-    writer = trained.writer
     if writer.run is not None:  # for `runs list`
         store_scores(writer.run.path, score_result(writer, scores))
+    return scores
 
 
-def show_base_comparison(trained: TrainedModel, corpus: Corpus) -> None:
-    """Print what the fine-tuning gained on held-out notes, and what it cost elsewhere; nothing without a base."""
+def show_base_comparison(trained: TrainedModel, scores: Scores, *, most: int) -> None:
+    """Print what the fine-tuning gained on held-out notes, and what it cost elsewhere; nothing without a base.
+
+    scores: what `show_scores_of` returns. most: tokens of each text.
+    """
+    from rich.table import Table
+
+    from niels_gpt.cli.tables import show_table
     from niels_gpt.memorization.base_model import load_base
+    from niels_gpt.system.progress import status_line
     from niels_gpt.workflow.base_comparison import compare_with_base
 
-    base, problem = load_base(trained.writer)
-    if problem:
-        print(f"\nNot compared with the base: {problem}")
-    if base is None:
-        return
-    print("\nBits per byte of the base, of the model of your notes, and of the chat model; lower is better.")
-    for line in compare_with_base(base.model, trained.writer, trained.chat, corpus):
-        print(f"  {line.text:<44} {line.base:.3f}  {line.writer:.3f}  {line.chat:.3f}")
+    with status_line("comparing with the base"):
+        base, problem = load_base(trained.writer)
+        if problem:
+            print(f"\nNot compared with the base: {problem}")
+        if base is None:
+            return
+        lines = compare_with_base(base.model, trained.writer, trained.chat, trained.writer_config, scores, most=most)
+    print("\nBits per byte before and after: of the base, after the notes, and after the dialogues (the chat model).")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("text")
+    for name in ("tokens", "base", "after notes", "after dialogues"):
+        table.add_column(name, justify="right")
+    for line in lines:
+        table.add_row(line.text, f"{line.tokens:,}", *(f"{bits:.3f}" for bits in (line.base, line.writer, line.chat)))
+    show_table(table, width=120)
 
 
 def warn_of_secrets(corpus: Corpus) -> None:
@@ -220,19 +237,15 @@ def show_continuation(trained: TrainedModel, corpus: Corpus) -> None:
     print(f"\nA text that begins like one of your notes ({begin!r}):\n{text}")
 
 
-ASKED = 50
-"""Topics of the notes that a new model is asked about."""
-
-
-def show_answers(trained: TrainedModel, topics: Sequence[NoteTopic]) -> None:
-    """Ask about some of the notes, and print how many answers are right, and one of them.
+def show_answers(trained: TrainedModel, topics: Sequence[NoteTopic], *, most: int) -> None:
+    """Ask about some of the notes, `most` topics of them, and print how many answers are right, and one of them.
 
     The form of each question ("remind me of my note on ...") was trained on for other topics, not for this one.
     """
     from niels_gpt.cli.eval import ask_all
     from niels_gpt.inference.questions import Question, share_on_topic
 
-    asked = topics[:: max(len(topics) // ASKED, 1)][:ASKED]
+    asked = topics[:: max(len(topics) // most, 1)][:most]
     questions = [Question(topic.name, topic.new_question, (topic.begin,)) for topic in asked]
     if not questions:
         return
@@ -242,15 +255,23 @@ def show_answers(trained: TrainedModel, topics: Sequence[NoteTopic]) -> None:
           f"with the text of the note, {share_on_topic(second):.0%} if another question was asked before "
           "(in a chat, /reset forgets what was asked)")  # fmt: skip
     shown = (right or answers)[0]
-    print(f"you>   {shown.question.text}\nniels> {shown.reply}")
+    _print_answer(trained.chat, shown)
+
+
+def _print_answer(loaded: LoadedRun, answer: Answer, mark: str = "") -> None:
+    """Print a question and its answer, aligned."""
+    from niels_gpt.cli.chat import speaker
+
+    name = f"{speaker(loaded)}>"
+    print(f"{'you>':{len(name)}} {answer.question.text}\n{name} {answer.reply}{mark}")
 
 
 QUICK_AUDIT = 25
 """Notes, and conversations about them, of the quick audit."""
 
 
-def show_quick_audit(trained: TrainedModel, corpus: Corpus) -> None:
-    """Print what the chat model knows by heart of some of the notes."""
+def show_quick_audit(trained: TrainedModel, corpus: Corpus, *, windows: int) -> None:
+    """Print what the chat model knows by heart of some of the notes, in about so many windows."""
     from niels_gpt.memorization.audit import audit_notes
     from niels_gpt.memorization.measure import ExtractionSettings
     from niels_gpt.report.numbers import passage_probability
@@ -269,8 +290,11 @@ def show_quick_audit(trained: TrainedModel, corpus: Corpus) -> None:
         exact=False,
         adapt_stride=True,
         sample=QUICK_AUDIT,
+        most_windows=windows,
         progress=progress_bar,
     ).verdict
+    if verdict.interrupted:
+        raise KeyboardInterrupt
     print(f"\nWhat it knows by heart (a quick audit of {plural(verdict.notes_audited, 'text')}):")
     if verdict.windows_over:
         print(f"{plural(verdict.windows_over, 'passage')} of {plural(verdict.notes_exposed, 'text')} can be recited: "
@@ -309,7 +333,7 @@ def show_examination(loaded: LoadedRun, *, most: int | None = None) -> float:
     right = [answer for answer in answers if answer.on_topic]
     wrong = [answer for answer in answers if not answer.on_topic]
     for answer in right[:: max(len(right) // EXAMPLES, 1)][:EXAMPLES]:
-        print(f"you>   {answer.question.text}\nniels> {answer.reply}")
+        _print_answer(loaded, answer)
     for answer in wrong[len(wrong) // 2 :][:1]:
-        print(f"you>   {answer.question.text}\nniels> {answer.reply}   (off topic)")
+        _print_answer(loaded, answer, "   (off topic)")
     return share

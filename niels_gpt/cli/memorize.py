@@ -138,14 +138,14 @@ def memorize(
 
 def _held_out(loaded: LoadedRun, controls: int | None, names: set[str]) -> list[Document]:
     """Return held-out documents of the run as controls for given files; print why if there are none."""
-    from niels_gpt.memorization.selection import select_documents
+    from niels_gpt.memorization.selection import held_out_controls
 
     try:
-        selected = select_documents(loaded, number=1, controls=controls, mode="first")
+        found = held_out_controls(loaded, controls)
     except (ValueError, OSError) as err:
         typer.echo(f"no held-out documents as controls: {err}", err=True)
         return []
-    return [document for document in selected.documents if document.control and document.name not in names]
+    return [document for document in found if document.name not in names]
 
 
 def show_report(report: dict[str, Any], folder: Path) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from niels_gpt.cli.options import Count, DeviceOption, JsonOption, OptionalPath, PrimerOption
+from niels_gpt.cli.options import Count, DeviceOption, JsonOption, OptionalPath, Text
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
-from niels_gpt.system.command_line import App
+from niels_gpt.system.command_line import App, Command
 from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 DEFAULT = "folder"
 """The command that runs for `niels-gpt notes FOLDER`, if it is registered."""
 DEFAULT_MINUTES = 10.0
+_BASE_PANEL = "Fine-tune a model, instead of starting from nothing"
+_DIALOGUES_PANEL = "What it learns to answer"
 SECRETS_FOUND = 3
 """Exit code of `check --strict` if there are secrets."""
 _SHOWN = 20
@@ -32,6 +34,15 @@ class _NotesGroup(TyperGroup):
         if args and args[0] not in self.commands and DEFAULT in self.commands:
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
+
+
+class _FolderCommand(Command):
+    """The command `notes folder`, which is typed as `notes`."""
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        name = ctx.parent.command_path if ctx.parent is not None else "notes"
+        formatter.write_usage(name, "[OPTIONS] FOLDER")
+        formatter.write_usage(name, "check [OPTIONS] FOLDER", prefix=" " * len("Usage: "))
 
 
 app = App(help="A model of your notes, in one command.", cls=_NotesGroup)
@@ -72,28 +83,33 @@ def check(
         raise typer.Exit(SECRETS_FOUND)
 
 
-@app.command(DEFAULT)
+@app.command(DEFAULT, cls=_FolderCommand)
 @takes_note_options
 def folder(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Your folder of notes.")],
     minutes: Annotated[
-        float, typer.Option("--minutes", min=0.2, max=10_000, help="Time for everything, about.")
+        float,
+        typer.Option(
+            "--minutes",
+            min=0.2,
+            max=10_000,
+            help="Minutes for the whole command, about: reading, training, evaluation and a quick audit.",
+        ),
     ] = DEFAULT_MINUTES,
     run_dir: Annotated[
         OptionalPath, typer.Option("--run-dir", help="Run folder; default: runs/notes, runs/notes-2, ...")
     ] = None,
-    primer: PrimerOption = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted model in --run-dir, as it was planned.")
-    ] = False,
-    no_questions: Annotated[
-        bool, typer.Option("--no-questions", help="Teach it no answers about the notes; it then recites less of them.")
     ] = False,
     base: Annotated[
         str | None,
         typer.Option(
             "--base",
-            help="Fine-tune this model instead of starting from nothing: hf:FOLDER_OR_ID, a run or a checkpoint.",
+            metavar="MODEL",
+            rich_help_panel=_BASE_PANEL,
+            help="A run folder, a checkpoint, hf:FOLDER (a model in the Hugging Face format) or hf:NAME/MODEL (from "
+            "the Hub).",
         ),
     ] = None,
     lora_rank: Annotated[
@@ -102,9 +118,22 @@ def folder(
             "--lora-rank",
             min=0,
             max=65_536,
-            help="With --base: rank of LoRA adapters, 0 for all weights; default: by the memory of this machine.",
+            rich_help_panel=_BASE_PANEL,
+            help="Rank of LoRA adapters, 0 for all weights; default: all weights if they fit into memory.",
         ),
     ] = None,
+    primer: Annotated[
+        Text,
+        typer.Option("--primer", rich_help_panel=_DIALOGUES_PANEL, help="Your file of dialogues, or embedded."),
+    ] = None,
+    no_questions: Annotated[
+        bool,
+        typer.Option(
+            "--no-questions",
+            rich_help_panel=_DIALOGUES_PANEL,
+            help="Teach it no answers about the notes; it then recites less of them.",
+        ),
+    ] = False,
     note_options: NoteOptions = NoteOptions(),
     device: DeviceOption = "auto",
 ) -> None:
@@ -119,19 +148,23 @@ def folder(
     import dataclasses
     import time
 
+    began = time.monotonic()  # torch takes seconds to import
+
     from niels_gpt.cli import first_model
     from niels_gpt.runs.loading import claimed_run
     from niels_gpt.runs.pipeline import PipelineFolder
+    from niels_gpt.system import files
     from niels_gpt.system.console import format_duration
     from niels_gpt.system.device import resolve_device
     from niels_gpt.system.progress import progress_bar, status_line
+    from niels_gpt.system.resumable import resumable
     from niels_gpt.training.progress import say
-    from niels_gpt.workflow.base_plan import open_base
+    from niels_gpt.workflow.base_plan import check_base, open_base
     from niels_gpt.workflow.chat_model import dialogue_file, read_corpus, topics_of
     from niels_gpt.workflow.choose_plan import choose_plan
     from niels_gpt.workflow.plan import plan_in
+    from niels_gpt.workflow.report_size import report_size
 
-    began = time.monotonic()
     device = resolve_device(device)
     if resume and run_dir is None:
         raise ValueError("--resume needs --run-dir: the folder of the model to continue")
@@ -139,15 +172,23 @@ def folder(
         raise ValueError("--lora-rank needs --base: adapters change a model that is trained already")
     with contextlib.ExitStack() as new_folder:
         run = PipelineFolder(run_dir if run_dir is not None else new_folder.enter_context(claimed_run("notes")).path)
+        words = [*note_options.words(), *(["--no-questions"] if no_questions else [])]
+        words += ["--minutes", f"{minutes:g}"] if minutes != DEFAULT_MINUTES else []
+        for option, value in (("--primer", primer), ("--base", base), ("--lora-rank", lora_rank)):
+            words += [] if value is None else [option, str(value)]
+        root = files.expand_home(folder).absolute()
+        resume_command = command("notes", root, *words, "--run-dir", run.path, "--resume")
+        new_folder.enter_context(resumable(lambda: resume_command))
         begun = plan_in(run) if resume else None
         if begun is None:
             first_model.check_free(run, resume="--resume")
+            if base is not None:
+                with status_line("checking the base"):
+                    check_base(base, run.path / "base")
         notes = dataclasses.replace(note_options.notes(), formats="text")
         with status_line("reading notes"):
             corpus = read_corpus(folder, notes, errors=note_options.encoding_errors or "skip")
         say(f"{corpus.selected.root}: {corpus.selected.summary()}")
-        words = [*note_options.words(), *(["--no-questions"] if no_questions else [])]
-        resume_command = command("notes", corpus.selected.root, *words, "--run-dir", run.path, "--resume")
         if begun is not None:
             topics = [] if no_questions else topics_of(corpus, begun)
             trained = first_model.resume_training(run, device=device, resume_command=resume_command)
@@ -162,12 +203,16 @@ def folder(
                 plan = choose_plan(
                     corpus,
                     loaded,
-                    seconds=60 * minutes,
+                    seconds=60 * minutes - (time.monotonic() - began),
                     device=device,
                     rank=lora_rank,
                     own_dialogues=primer is not None,
                 )
             say(f"plan: {plan.describe()}; into {run.path}")
+            if plan.seconds > 60 * minutes:
+                took = format_duration(plan.seconds)
+                say(f"warning: training takes about {took}, longer than --minutes {minutes:g}: this model is large for "
+                    "this machine, and with fewer steps it would learn nothing")  # fmt: skip
             topics = [] if no_questions else topics_of(corpus, plan)
             trained = first_model.build_and_train(
                 corpus,
@@ -180,11 +225,12 @@ def folder(
                 base=loaded,
             )
         print("\nBits per byte on notes that it has never seen; lower is better. (xz and gzip see only these bytes.)")
-        first_model.show_scores_of(trained)
-        first_model.show_base_comparison(trained, corpus)
+        size = report_size(60 * minutes, [] if trained.writer.run is None else trained.writer.run.metrics())
+        scores = first_model.show_scores_of(trained, limit=size.held_out)
+        first_model.show_base_comparison(trained, scores, most=size.compared)
         first_model.show_continuation(trained, corpus)
-        first_model.show_answers(trained, topics)
-        first_model.show_quick_audit(trained, corpus)
+        first_model.show_answers(trained, topics, most=size.questions)
+        first_model.show_quick_audit(trained, corpus, windows=size.windows)
         for line in first_model.unreadable_lines(corpus):
             say(line)
         print(f"\nDone in {format_duration(time.monotonic() - began)}. Everything is in {run.path}. Try next:")

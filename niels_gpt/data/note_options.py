@@ -15,32 +15,48 @@ from niels_gpt.config import NotesConfig
 
 ENCODING_ERRORS = ("strict", "replace", "skip")
 LINKS = ("keep", "text")
+PANEL = "Which notes are read, and how"
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 OptionalText = Optional[str]  # noqa: UP045 (typer reads these at run time)
 
 _OPTIONS: dict[str, Any] = {
     "exclude": Annotated[
         list[str],
-        typer.Option("--exclude", metavar="GLOB", help="Files not to read, as in .gitignore; repeatable."),
+        typer.Option(
+            "--exclude", rich_help_panel=PANEL, metavar="GLOB", help="Files not to read, as in .gitignore; repeatable."
+        ),
     ],
     "include_hidden": Annotated[
-        bool, typer.Option("--include-hidden", help="Also read hidden files and folders, and node_modules.")
+        bool,
+        typer.Option(
+            "--include-hidden", rich_help_panel=PANEL, help="Also read hidden files and folders, and node_modules."
+        ),
     ],
-    "skip_templates": Annotated[bool, typer.Option("--skip-templates", help="Skip folders named templates.")],
+    "skip_templates": Annotated[
+        bool, typer.Option("--skip-templates", rich_help_panel=PANEL, help="Skip folders named templates.")
+    ],
     "respect_front_matter": Annotated[
         bool,
-        typer.Option("--respect-front-matter", help="Skip notes with `publish: false` or `private: true` on top."),
+        typer.Option(
+            "--respect-front-matter",
+            rich_help_panel=PANEL,
+            help="Skip notes with `publish: false` or `private: true` on top.",
+        ),
     ],
     "strip_front_matter": Annotated[
-        bool, typer.Option("--strip-front-matter", help="Remove the front matter from the text.")
+        bool, typer.Option("--strip-front-matter", rich_help_panel=PANEL, help="Remove the front matter from the text.")
     ],
     "links": Annotated[
-        OptionalText, typer.Option("--links", metavar="keep|text", help="text: [[target|label]] becomes label.")
+        OptionalText,
+        typer.Option(
+            "--links", rich_help_panel=PANEL, metavar="keep|text", help="text: [[target|label]] becomes label."
+        ),
     ],
     "encoding_errors": Annotated[
         OptionalText,
         typer.Option(
             "--encoding-errors",
+            rich_help_panel=PANEL,
             metavar="strict|replace|skip",
             help="Files that are not utf-8: stop, substitute bad bytes, or skip them.",
         ),

@@ -27,8 +27,10 @@ def nats_and_targets(
     total, targets = 0.0, 0
     with eval_mode(model):
         for x, y in batches:
-            number = int((y != -100).sum())
-            total += number * loss_fn(model(x.to(device)), y.to(device)).item()
+            counted = y != -100
+            number, length = int(counted.sum()), int(counted.any(0).nonzero().max()) + 1 if counted.any() else 0
+            if number:  # positions after the last target change nothing: padding costs no time
+                total += number * loss_fn(model(x[:, :length].to(device)), y[:, :length].to(device)).item()
             targets += number
     return total, targets
 

@@ -123,6 +123,7 @@ def audit_notes(
     exact: bool = True,
     adapt_stride: bool = False,
     sample: int | None = None,
+    most_windows: int = MOST_WINDOWS,
     progress: ProgressBar = no_progress,
 ) -> AuditResult:
     """Measure every text of a folder or file and judge whether the checkpoint is safe to publish.
@@ -131,7 +132,8 @@ def audit_notes(
     say about notes is not in their folder. None: the run's own data (see `read_run`).
     exact: score every passage to its end; otherwise only until P(z) is far below the threshold, with the same verdict.
     adapt_stride: increase the stride of the settings for much text (see `adapted_stride`).
-    sample: audit only so many texts and so many conversations, chosen evenly; the verdict is then never SAFE.
+    sample: audit only so many texts and so many conversations, chosen evenly, and fewer if they have more than
+    most_windows windows at the largest stride; the verdict is then never SAFE.
 
     Controls are the held-out documents and those of the folder `control`. After Ctrl-C the result is partial. Raises
     ValueError for a threshold outside (0, 1], for nothing to judge, and for controls that were all trained on.
@@ -148,17 +150,18 @@ def audit_notes(
         if not audited:
             raise ValueError(_nothing_to_audit(notes, found))
         sampled = ""
-        if sample is not None and sample < len(audited):
-            sampled = f"a sample of {len(audited):,} documents: audit all of them"
-            by_kind = [[text for text in audited if (text.kind == CHAT) == chat] for chat in (False, True)]
-            audited = [texts[i] for texts in by_kind for i in _evenly(len(texts), sample)]
+        if sample is not None:
+            all_of_them = len(audited)
+            audited = _sample(audited, sample, most_windows * _largest_stride(settings))
+            if len(audited) < all_of_them:
+                sampled = f"a sample of {all_of_them:,} documents: audit all of them"
         status, unknown_because = membership(loaded, {text.name: text.ids for text in audited})
         for text in audited:
             if text.kind == CHAT and replies_of(text.ids, loaded) & found.trained_replies:
                 status[text.name] = TRAINED  # another question, with the same reply
         controls, skipped = ([], []) if control is None else _read_controls(control, loaded, encoding_errors)
     if adapt_stride:
-        settings = dataclasses.replace(settings, stride=adapted_stride(audited, settings))
+        settings = dataclasses.replace(settings, stride=adapted_stride(audited, settings, most_windows))
     plans = [_plan(text, status[text.name], settings, loaded) for text in audited]
     plans += [_plan(text, CONTROL, settings, loaded) for text in controls]
     floor = None if exact else math.log(threshold * MARGIN)
@@ -200,15 +203,29 @@ def check_threshold(threshold: float) -> None:
         raise ValueError(f"--threshold must be a probability above 0 and at most 1, got {threshold}")
 
 
-def adapted_stride(texts: Sequence[AuditText], settings: ExtractionSettings) -> int:
-    """Return the stride for some texts: 5 for few of them, more for at most MOST_WINDOWS windows.
+def _sample(texts: Sequence[AuditText], number: int, most_tokens: int) -> list[AuditText]:
+    """Return so many texts and so many conversations, chosen evenly; only one of each if they have too many tokens."""
+    by_kind = [[text for text in texts if (text.kind == CHAT) == chat] for chat in (False, True)]
+    while True:
+        chosen = [kind[i] for kind in by_kind for i in _evenly(len(kind), number)]
+        if number <= 1 or sum(len(text.ids) for text in chosen) <= most_tokens:
+            return chosen
+        number //= 2
+
+
+def _largest_stride(settings: ExtractionSettings) -> int:
+    """Return half a suffix: see `adapted_stride`."""
+    return max(SMALLEST_STRIDE, (settings.window - settings.prompt) // 2)
+
+
+def adapted_stride(texts: Sequence[AuditText], settings: ExtractionSettings, most_windows: int = MOST_WINDOWS) -> int:
+    """Return the stride for some texts: 5 for few of them, more for at most `most_windows` windows.
 
     At most half a suffix: then every token is in the suffix of two windows, and a recited passage of one and a quarter
     windows contains a whole one.
     """
     tokens = sum(len(text.ids) for text in texts)
-    largest = max(SMALLEST_STRIDE, (settings.window - settings.prompt) // 2)
-    return min(max(SMALLEST_STRIDE, math.ceil(tokens / MOST_WINDOWS)), largest)
+    return min(max(SMALLEST_STRIDE, math.ceil(tokens / most_windows)), _largest_stride(settings))
 
 
 def _without_tiny(texts: Sequence[AuditText], loaded: LoadedRun) -> tuple[list[AuditText], list[str]]:

@@ -41,10 +41,12 @@ def select_documents(
     number: int | None = None,
     controls: int | None = None,
     mode: str = "random",
+    remedy: str = "measure files with --text",
 ) -> SelectedDocuments:
     """Return training documents of a run (all those of a splice run) and held-out documents as controls.
 
     None means the defaults: the main source, 8 documents (all of a splice run), 3 controls (those of a splice run).
+    remedy: what errors advise if the documents of the run cannot be used.
     Raises ValueError if the documents are not available, have changed since the training, or were encoded with another
     tokenizer.
     """
@@ -52,9 +54,9 @@ def select_documents(
     if run is None:
         raise ValueError(
             f"{loaded.path} is not in a run folder, so its training documents are unknown: name the run with --run, "
-            "or measure files with --text"
+            f"or {remedy}"
         )
-    run.check_data("measure files with --text")
+    run.check_data(remedy)
     config = run.read_config()
     if config.task == "splice":
         return _spliced_documents(loaded, config, source, number, controls)
@@ -73,6 +75,22 @@ def select_documents(
     controls = DEFAULT_CONTROLS if controls is None else controls
     held_out = choose_controls_near(library.held_out, controls, median, ContentIndex(library.train))
     return SelectedDocuments(_documents(library, trained, held_out))
+
+
+def held_out_controls(loaded: LoadedRun, number: int | None = None) -> list[Document]:
+    """Return held-out documents of a run, as controls for files; of a chat run those of a pretrain cache beside it.
+
+    number: as `controls` of `select_documents`, which says what is raised.
+    """
+    remedy = "name a file that the model has never seen with --control"
+    config, source = loaded.config, None
+    if config is not None and config.task == "sft":
+        names = CacheFolder(config.data.token_cache).names("pretrain")
+        if not names:
+            raise ValueError(f"{loaded.path} was trained on conversations, not on documents: {remedy}")
+        source = "roam" if "roam" in names else names[0]
+    selected = select_documents(loaded, source=source, number=1, controls=number, mode="first", remedy=remedy)
+    return [document for document in selected.documents if document.control]
 
 
 def _spliced_documents(

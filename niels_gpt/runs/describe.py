@@ -77,16 +77,28 @@ def _without_paths_in(folder: Path, value: Any) -> Any:
 
 
 def value_text(value: Any) -> str:
-    """Return a config value as one line: dicts and lists as in YAML, paths short, other texts escaped if need be."""
+    """Return a config value as one line: dicts and lists as in YAML, paths short, other texts escaped if need be.
+
+    Floats have twelve digits at most: 1 - 0.8 is 0.2.
+    """
     import yaml
 
+    value = _rounded(value)
     if isinstance(value, str):
         plain = value.isprintable() and value == value.strip() != ""
         return display_path(value) if plain else repr(value)
-    if isinstance(value, (dict, list, tuple)):
-        value = list(value) if isinstance(value, tuple) else value
+    if isinstance(value, (dict, list)):
         return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6).strip()
     return str(value)
+
+
+def _rounded(value: Any) -> Any:
+    """Return a config value whose floats, also those in dicts and lists, have twelve digits."""
+    if isinstance(value, float):
+        return float(f"{value:.12g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def unique_names(paths: Sequence[Path], runs_dir: Path) -> dict[str, Path]:

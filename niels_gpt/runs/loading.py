@@ -52,6 +52,14 @@ class LoadedRun(NamedTuple):
         return run if run.exists else None
 
     @property
+    def name(self) -> str:
+        """The name of the run, or of the pipeline that it is a phase of; of a checkpoint outside a run, its own."""
+        if self.home is None:
+            return self.path.stem
+        path = self.home.path.resolve()
+        return path.parent.name if PipelineFolder(path.parent).exists else path.name
+
+    @property
     def config(self) -> RunConfig | None:
         """The config of the run; None for a checkpoint outside a run folder (`model.config` always exists)."""
         return self.home.read_config() if self.home is not None else None
@@ -155,12 +163,15 @@ def load_run(
     checkpoint: str | Path | None = None,
     device: str = "auto",
     tokenizer: str | Path | None = None,
+    *,
+    has_option: bool = True,
 ) -> LoadedRun:
     """Load the model of a run (its best checkpoint) or of a checkpoint, with its tokenizer.
 
     path: a run, a pipeline or a checkpoint; None: the newest run in runs/.
     checkpoint: the checkpoint to load instead of the best one of the run.
     tokenizer: a tokenizer to use instead of the one beside the checkpoint.
+    has_option: whether the command has the option --tokenizer, which the error about a missing one then advises.
 
     Raises ValueError or OSError if the model cannot be loaded or its tokenizer is not found.
     """
@@ -178,7 +189,10 @@ def load_run(
     saved = read_checkpoint(file, device)
     model = build_model(saved["config"], saved["model"], where=str(file)).to(device).eval()
     data = saved["extra"].get("data", {})
-    found = _find_tokenizer(model, file, run, None if tokenizer is None else Path(tokenizer))
+    named = None if tokenizer is None else Path(tokenizer)
+    found = find_tokenizer(model.config.V, file, run, named, has_option=has_option)
+    if not isinstance(found, ByteTokenizer) and found.vocab_size < model.config.V:
+        model.sampled_ids = found.vocab_size
     if found.sha256 is not None and data.get("tokenizer", found.sha256) != found.sha256:
         raise ValueError(
             f"{file} was trained with a different tokenizer, or tokenizer.model is damaged (its sha256 differs): use "
@@ -188,22 +202,25 @@ def load_run(
     return LoadedRun(model, saved["step"], file, run, found, data)
 
 
-def _find_tokenizer(model: GPT, checkpoint: Path, run: RunFolder | None, named: Path | None) -> AnyTokenizer:
+def find_tokenizer(
+    V: int, checkpoint: Path, run: RunFolder | None, named: Path | None = None, *, has_option: bool = True
+) -> AnyTokenizer:
     """The named tokenizer, else that of the run, beside the checkpoint or one folder up; else bytes.
 
-    Ours is the file tokenizer.model, one of others the folder tokenizer/. A model with more ids than a tokenizer of
-    others generates none of the rest. Raises ValueError if there is none, or if its vocabulary is not the model's.
+    Ours is the file tokenizer.model, one of others the folder tokenizer/. V: ids of the model; it generates none of
+    those that a tokenizer of others lacks. has_option: as for `load_run`. Raises ValueError if there is none, or if its
+    vocabulary is not the model's.
     """
     folders = [*([run.path] if run else []), checkpoint.parent, checkpoint.parent.parent]
     candidates = [folder / name for folder in folders for name in ("tokenizer.model", "tokenizer")]
     found = [path for path in candidates if path.is_file() or (path.is_dir() and has_tokenizer(path))]
     path = named if named is not None else next(iter(found), None)
-    V = model.config.V
     if path is None:
         if V > 256:
+            copy = f"copy that of the model into {folders[0]}"
             raise ValueError(
                 f"{checkpoint} has a vocabulary of {V} tokens, but there is no tokenizer.model beside it (nor a folder "
-                "tokenizer/): name it with --tokenizer"
+                f"tokenizer/ with tokenizer.json): {'name it with --tokenizer' if has_option else copy}"
             )
         return ByteTokenizer()
     tokenizer = load_tokenizer(path)
@@ -212,8 +229,6 @@ def _find_tokenizer(model: GPT, checkpoint: Path, run: RunFolder | None, named: 
             f"{path} has {tokenizer.vocab_size} ids, but {checkpoint} has V={V}: this tokenizer does not belong to "
             "this model"
         )
-    if tokenizer.vocab_size < V:
-        model.sampled_ids = tokenizer.vocab_size
     return tokenizer
 
 

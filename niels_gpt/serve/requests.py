@@ -52,9 +52,9 @@ def limits_of(request: Request) -> Limits:
 
 
 def find_model(request: Request, name: str) -> ServedModel:
-    """Return the model with this id. Raises APIError 404."""
+    """Return the model with this id or alias. Raises APIError 404."""
     models: Mapping[str, ServedModel] = request.app.state.models
-    found = models.get(name)
+    found = models.get(name) or next((model for model in models.values() if name in model.aliases), None)
     if found is None:
         known = ", ".join(models)
         raise APIError(

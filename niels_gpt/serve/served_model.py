@@ -41,6 +41,8 @@ class ServedModel:
     """The run folder; no response contains it."""
     loaded: LoadedRun | None = field(default=None, repr=False)
     """The run that it was loaded from."""
+    aliases: tuple[str, ...] = ()
+    """Other names that requests may use."""
 
     @property
     def context(self) -> int:
@@ -84,6 +86,7 @@ class ServedModel:
         """The model in the list of models."""
         return {
             "id": self.id,
+            "aliases": list(self.aliases),
             "object": "model",
             "created": self.created,
             "owned_by": "niels-gpt",
@@ -114,15 +117,21 @@ def load_models(
     threads: most threads that compute a model on a CPU (see `thread_count`).
     Raises ValueError as `load_run` does.
     """
-    loaded = [load_run(run, device=device) for run in runs]
+    loaded = [load_run(run, device=device, has_option=False) for run in runs]
     ids = unique_ids([model_id(each) for each in loaded])
-    served = []
+    served: list[ServedModel] = []
+    taken = set(ids)
     for name, each in zip(ids, loaded, strict=True):
         model: GPT = Int8GPT.of(each.model) if int8 else each.model
         prefix = limits.slots * model.config.T if prefix_tokens is None else prefix_tokens
         engine = Engine(model, slots=limits.slots, prefix_tokens=prefix, context_overflow=context_overflow)
         engine.wait_until_ready()
-        served.append(serve_run(each, name, engine, limits, threads=threads))
+        made = serve_run(each, name, engine, limits, threads=threads)
+        alias = pipeline_name(each)
+        if alias is not None and alias not in taken:
+            taken.add(alias)
+            made.aliases = (alias,)
+        served.append(made)
     return served
 
 
@@ -151,6 +160,15 @@ def model_id(loaded: LoadedRun) -> str:
     path = home.path.resolve()
     name = f"{path.parent.name}-{path.name}" if PipelineFolder(path.parent).exists else path.name
     return name if loaded.run is not None else f"{name}-{loaded.path.stem}"
+
+
+def pipeline_name(loaded: LoadedRun) -> str | None:
+    """Return the name of a pipeline if the loaded run is the phase that commands use for it: sft once it is trained."""
+    if loaded.run is None:
+        return None
+    path = loaded.run.path.resolve()
+    pipeline = PipelineFolder(path.parent)
+    return path.parent.name if pipeline.exists and pipeline.current.path == path else None
 
 
 def unique_ids(names: Sequence[str]) -> list[str]:

@@ -41,11 +41,36 @@ MOST_BY_NAME = {
 _LONG_OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*(=.*)?", re.DOTALL)
 
 
+_IN_EVERY_COMMAND = ("device", "threads", "quiet", "verbose", "help")
+"""Parameters that are listed last in the help of a command whose options are in groups."""
+
+
 class Command(TyperCommand):
     """A command that also accepts old names of options, and positional text that begins with a dash."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, arrange(args, self.get_params(ctx)))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and the options; those with a `rich_help_panel` below its title, the common ones last."""
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        common: list[tuple[str, str]] = []
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is None:
+                continue
+            if param.param_type_name == "argument":
+                groups["Arguments"].append(record)
+            elif panel := getattr(param, "rich_help_panel", None):
+                groups.setdefault(panel, []).append(record)
+            else:
+                (common if param.name in _IN_EVERY_COMMAND else groups["Options"]).append(record)
+        several = len(groups) > 2
+        groups["Options" if not several else "In every command"] = [*(() if several else groups["Options"]), *common]
+        for title, records in groups.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 class App(typer.Typer):

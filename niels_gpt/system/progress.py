@@ -1,4 +1,4 @@
-"""Progress on stderr: a live display on a terminal, elsewhere a line every ten seconds."""
+"""Progress on stderr: a live display on a terminal, elsewhere a line after two seconds, then every ten."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from contextlib import contextmanager
 from niels_gpt.system.console import format_duration, is_quiet
 from niels_gpt.system.threads import startable
 
+FIRST_LINE_AFTER = 2.0
+"""Seconds until the first line is printed where stderr is not a terminal; what ends sooner prints none."""
 SECONDS_BETWEEN_LINES = 10.0
-"""How often a line is printed where stderr is not a terminal; what ends sooner prints none."""
+"""How often a line is printed after that."""
 
 
 @contextmanager
 def progress_bar(title: str, unit: str = "") -> Iterator[Callable[[int, int | None], None]]:
     """Show how much is done; yield a function of (done, total), with None for an unknown total.
 
-    On a terminal this is a bar. Elsewhere a line is printed every ten seconds, also while nothing is reported.
+    On a terminal this is a bar. Elsewhere a line is printed after two seconds and then every ten, also while nothing is
+    reported.
     """
     if not sys.stderr.isatty():
         line = _Counts(title, unit)
@@ -58,7 +61,7 @@ def status_line(text: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _lines(text: Callable[[], str]) -> Iterator[None]:
-    """Print a line every SECONDS_BETWEEN_LINES, from a thread: the work itself may be one long call.
+    """Print a line after FIRST_LINE_AFTER, then every SECONDS_BETWEEN_LINES, from a thread: the work may be one call.
 
     Prints nothing with --quiet, or if the limits of the process allow no further thread.
     """
@@ -68,8 +71,10 @@ def _lines(text: Callable[[], str]) -> Iterator[None]:
     ended = threading.Event()
 
     def run() -> None:
-        while not ended.wait(SECONDS_BETWEEN_LINES):
+        wait = min(FIRST_LINE_AFTER, SECONDS_BETWEEN_LINES)
+        while not ended.wait(wait):
             print(text(), file=sys.stderr, flush=True)
+            wait = SECONDS_BETWEEN_LINES
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

@@ -328,7 +328,7 @@ def _loop(
 
     def sample(model: GPT) -> None:
         try:
-            with reporting_out_of_memory("the sample text;"):
+            with reporting_out_of_memory("the sample text;"), report.working("writing a sample"):
                 text = _write_sample(model, state.step, config, task, run)
             report.sample(state.step, config.output.sample_prompt, text)
         except OutOfMemory as err:
@@ -375,7 +375,11 @@ def _loop(
             improved = False
             if evaluating:
                 try:
-                    with runner.evaluating(), reporting_out_of_memory("the evaluation;"):
+                    with (
+                        report.working("evaluating"),
+                        runner.evaluating(),
+                        reporting_out_of_memory("the evaluation;"),
+                    ):
                         evals, value = task.evaluate(model, device, world)
                 except OutOfMemory as err:
                     record([line])

@@ -7,11 +7,14 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from niels_gpt.runs.validation import headline_evals as headline_evals
 from niels_gpt.system.console import format_duration, is_quiet, short_number
 from niels_gpt.system.files import display_path
+from niels_gpt.system.progress import status_line
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -81,6 +84,9 @@ class Reporter(Protocol):
     def sample(self, step: int, prompt: str, text: str) -> None:
         """The model continued the sample prompt after a step."""
 
+    def working(self, text: str) -> AbstractContextManager[object]:
+        """What the run does in the block, between two steps: it may take long."""
+
     def close(self) -> None:
         """The run has ended."""
 
@@ -94,6 +100,9 @@ class Silent:
     def note(self, text: str) -> None: ...
     def sample(self, step: int, prompt: str, text: str) -> None: ...
     def close(self) -> None: ...
+
+    def working(self, text: str) -> AbstractContextManager[object]:
+        return nullcontext()
 
 
 class WarningsOnly(Silent):
@@ -132,6 +141,9 @@ class PlainLines:
     def sample(self, step: int, prompt: str, text: str) -> None:
         if self._show_samples:
             say(sample_line(step, prompt, text))
+
+    def working(self, text: str) -> AbstractContextManager[object]:
+        return status_line(text)
 
     def close(self) -> None: ...
 
@@ -194,6 +206,13 @@ class ProgressBar:
     def sample(self, step: int, prompt: str, text: str) -> None:
         if self._show_samples:
             self._console.print(sample_line(step, prompt, text), highlight=False, markup=False, style="green")
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        shown = self._progress.tasks[self._task].fields["text"]
+        self._progress.update(self._task, text=text)
+        yield
+        self._progress.update(self._task, text=shown)
 
     def close(self) -> None:
         self._progress.stop()

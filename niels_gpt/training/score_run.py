@@ -70,6 +70,13 @@ def score_byte_streams(
     return scores
 
 
+def score_held_out(loaded: LoadedRun, config: RunConfig, options: ScoreOptions = ScoreOptions()) -> Scores:
+    """Score the held-out data that the config of a run names: its byte streams or its token caches."""
+    if config.task == "bytes":
+        return score_byte_streams(loaded, config, options)
+    return score_token_caches(loaded, config, CacheFolder(config.data.token_cache), options)
+
+
 def score_token_caches(
     loaded: LoadedRun, config: RunConfig, folder: CacheFolder, options: ScoreOptions = ScoreOptions()
 ) -> Scores:

@@ -15,6 +15,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -172,6 +173,12 @@ class Several:
     def sample(self, step: int, prompt: str, text: str) -> None:
         for reporter in self._reporters:
             reporter.sample(step, prompt, text)
+
+    def working(self, text: str) -> AbstractContextManager[object]:
+        stack = ExitStack()
+        for reporter in self._reporters:
+            stack.enter_context(reporter.working(text))
+        return stack
 
     def close(self) -> None:
         for reporter in self._reporters:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,19 @@ from niels_gpt.config import ModelConfig
 from niels_gpt.config.public_model import PREFIX, is_public
 from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.sizes import number_of_weights
+from niels_gpt.pretrained.folder_tokenizer import folder_tokenizer
 from niels_gpt.pretrained.imported_run import import_model
+from niels_gpt.pretrained.initial_weights import initial_model, initial_path
+from niels_gpt.pretrained.model_folder import find_folder, open_folder
 from niels_gpt.pretrained.public_base import public_base, public_name
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.runs.loading import LoadedRun, load_run
+from niels_gpt.runs.loading import LoadedRun, find_run, find_tokenizer, is_run, load_run
 from niels_gpt.system.device import has_fast_bf16
 from niels_gpt.system.memory import gib, machine_memory
 from niels_gpt.tokenizer import ByteTokenizer
 from niels_gpt.workflow.plan import (
     LEAST_SHARE,
+    MIN_STEPS,
     OTHER_SECONDS,
     Plan,
     Size,
@@ -41,6 +45,10 @@ BYTES_PER_WEIGHT = 16
 """Memory of a weight that is trained: itself, its gradient and AdamW's two moments, in float32."""
 MEMORY_SHARE = 0.5
 """Share of the memory that the weights may take; the rest is for activations."""
+FEWER_ROWS = 8
+"""A slow machine gets as much as eight times fewer rows per step."""
+QUICK_SHARE = 0.02
+"""Share of the training time of one step of each phase; steps that take less are measured with all rows."""
 LONGEST = {"cpu": 512, "cuda": 1024}
 """Longest context of the fine-tuned model, by kind of device: notes are short, and longer rows cost more."""
 
@@ -79,30 +87,46 @@ class BasePlan(Plan):
         return f"; {trained}: {self.reason}"
 
 
-def open_base(name: str, device: str, folder: Path, on_bytes: Callable[[int, int], None] | None = None) -> LoadedRun:
-    """Load the base that a user named: a run, a pipeline, a checkpoint, or `hf:` with a public model.
+def check_base(name: str, folder: Path) -> None:
+    """Raise ValueError or OSError if `open_base` would, as far as this is known without reading the weights.
 
-    A public model is imported into `folder` first, unless an earlier try did that. Raises ValueError or OSError, also
-    if an earlier try imported another model.
+    Missing folders, folders that are no model, unsupported architectures and missing tokenizers are found. A public
+    model that is not here is downloaded.
     """
     if is_public(name):
         run = RunFolder(folder)
         if not run.exists:
-            import_model(name, run, on_bytes=on_bytes)
+            opened = open_folder(find_folder(name))
+            if folder_tokenizer(opened) is None and opened.config.V > 256:
+                raise ValueError(
+                    f"--base {name} has no tokenizer: name a model with a tokenizer.json or tokenizer.model"
+                )
         elif (earlier := public_base(run)) is None or earlier.name != public_name(name):
             raise ValueError(
                 f"{folder} holds {'another model' if earlier is None else earlier.name} of an earlier try, not {name}: "
                 f"choose another --run-dir, or remove {folder}"
             )
-        loaded = load_run(folder, None, device)
-        if isinstance(loaded.tokenizer, ByteTokenizer) and loaded.model.config.V > 256:
-            raise ValueError(f"--base {name} has no tokenizer: name a model with a tokenizer.json or tokenizer.model")
-        return loaded
-    if not name or not Path(name).exists():
+        return
+    path = Path(name)
+    if not name or not path.exists():
         raise ValueError(f"--base {name} does not exist: name the folder of a run, or hf: with a public model")
-    if (Path(name) / "config.json").is_file() and not RunFolder(name).exists:
+    if (path / "config.json").is_file() and not RunFolder(path).exists:
         raise ValueError(f"--base {name} is a public model, not a run: use --base {PREFIX}{name}")
-    return load_run(name, None, device)
+    checkpoint = initial_path(name)
+    find_tokenizer(initial_model(name).V, checkpoint, find_run(path) if is_run(path) else None, has_option=False)
+
+
+def open_base(name: str, device: str, folder: Path, on_bytes: Callable[[int, int], None] | None = None) -> LoadedRun:
+    """Load the base that a user named: a run, a pipeline, a checkpoint, or `hf:` with a public model.
+
+    A public model is imported into `folder` first, unless an earlier try did that. Raises as `check_base` does.
+    """
+    check_base(name, folder)
+    if not is_public(name):
+        return load_run(name, None, device, has_option=False)
+    if not RunFolder(folder).exists:
+        import_model(name, RunFolder(folder), on_bytes=on_bytes)
+    return load_run(folder, None, device, has_option=False)
 
 
 def make_base_plan(
@@ -141,8 +165,28 @@ def make_base_plan(
         reason=reason,
     )
     training = max(seconds - OTHER_SECONDS, LEAST_SHARE * seconds)
-    times = (measure or measure_steps)(plan, device)
+    plan, times = _fitting_rows(plan, device, training, measure or measure_steps)
     return with_steps(plan, times, note_bytes, training, epochs=EPOCHS)
+
+
+def _fitting_rows(
+    plan: BasePlan, device: str, seconds: float, measure: Callable[[Plan, str], StepTimes]
+) -> tuple[BasePlan, StepTimes]:
+    """(the plan with as many rows per step as allow MIN_STEPS of both phases in the time, the times of these steps).
+
+    On a CPU an eighth of the rows is measured first, to which the time is proportional if the base is large.
+    """
+    few = replace(plan, pretrain_rows=plan.pretrain_rows // FEWER_ROWS, sft_rows=plan.sft_rows // FEWER_ROWS)
+    if torch.device(device).type != "cpu":
+        return plan, measure(plan, device)
+    times = measure(few, device)
+    if FEWER_ROWS * sum(times) < QUICK_SHARE * seconds:
+        return plan, measure(plan, device)
+    factor = FEWER_ROWS
+    while factor > 1 and factor * MIN_STEPS * sum(times) > seconds:
+        factor //= 2
+    fitting = replace(few, pretrain_rows=factor * few.pretrain_rows, sft_rows=factor * few.sft_rows)
+    return fitting, StepTimes(factor * times.pretrain, factor * times.sft)
 
 
 def _choose_rank(base: ModelConfig, device: str) -> tuple[int, str]:

@@ -117,18 +117,26 @@ def dialogue_file(primer: str | None) -> Path | None:
 
 
 def write_dialogues(
-    dialogues: Path | None, topics: Sequence[NoteTopic], folder: Path, *, general: int = 0, errors: str = "strict"
+    dialogues: Path | None,
+    topics: Sequence[NoteTopic],
+    folder: Path,
+    *,
+    general: int = 0,
+    most: int = 0,
+    errors: str = "strict",
 ) -> dict[str, int]:
     """Write the dialogues of fine-tuning into a folder, one file per source; return their numbers.
 
     dialogues: a file of dialogues; None: those of the package, with `general` only so many that are not about niels.
-    topics: of the notes. errors: how the file is decoded. The files get mode 0600: they hold text of the notes.
+    topics: of the notes. most: keep so many of the others, evenly chosen; 0: all. errors: how the file is decoded.
+    The files get mode 0600: they hold text of the notes.
     """
     chats = iter_primer_sft(dialogues or embedded.PRIMER, errors=_errors(errors))
     if dialogues is None and general:
         samples = {DIALOGUES: general_dialogues(chats, general)}  # without variations, some of which name niels
     else:
         samples = {DIALOGUES: list(with_variations(chats, seed=SEED))}
+    samples[DIALOGUES] = _evenly(samples[DIALOGUES], most)
     if topics:
         samples[ABOUT_NOTES] = [
             ChatSample([ChatMessage("user", question), ChatMessage("assistant", topic.answer)], ABOUT_NOTES, {})
@@ -149,7 +157,12 @@ def general_dialogues(samples: Iterable[ChatSample], most: int) -> list[ChatSamp
         if sample.messages[0].role != "system"
         and not any(PERSONA in message.content.lower() for message in sample.messages)
     ]
-    return [kept[i * len(kept) // most] for i in range(most)] if len(kept) > most else kept
+    return _evenly(kept, most)
+
+
+def _evenly(samples: list[ChatSample], most: int) -> list[ChatSample]:
+    """The samples, evenly chosen if there are more than `most`; 0: all."""
+    return [samples[i * len(samples) // most] for i in range(most)] if 0 < most < len(samples) else samples
 
 
 def title_of(path: str) -> str:
@@ -238,7 +251,14 @@ def prepare(
     the notes. base: what the plan fine-tunes, and whose tokenizer is used. show: gets a line about each part of the
     work.
     """
-    numbers = write_dialogues(dialogues, topics, folder, general=plan.general_dialogues, errors=corpus.errors)
+    numbers = write_dialogues(
+        dialogues,
+        topics,
+        folder,
+        general=plan.general_dialogues,
+        most=plan.most_dialogues,
+        errors=corpus.errors,
+    )
     question = topics[0].questions[0] if topics else QUESTION
     if not plan.vocab_size:
         return Prepared({"bytes": byte_config(plan, corpus, folder, numbers, question=question)}, numbers)
@@ -278,7 +298,7 @@ def byte_config(
             "train": plan.train(plan.pretrain_steps, plan.pretrain_rows)
             | {"p_train": {"roam": 1 - BYTE_DIALOGUES, **dialogues}, "p_val": {"roam": 1.0}},
             "data": _data(corpus, folder, names) | {"cache_dir": str((folder / "streams").absolute())},
-            "output": _output(plan.pretrain_steps, evaluations=8)
+            "output": _output(plan.pretrain_steps, plan.evaluations, plan.eval_steps)
             | {"sample_prompt": f"user: {question}\nassistant: ", "sample_tokens": 120},
         }
     )
@@ -299,7 +319,7 @@ def phase_configs(
         "model": plan.model(),
         "train": plan.train(plan.pretrain_steps, plan.pretrain_rows) | notes,
         "data": data,
-        "output": _output(plan.pretrain_steps, evaluations=8) | {"sample_prompt": "# "},
+        "output": _output(plan.pretrain_steps, plan.evaluations, plan.eval_steps) | {"sample_prompt": "# "},
     }
     # The last checkpoint answers best, although the loss on held-out dialogues is lowest before: one evaluation.
     shares = _shares(list(names), plan)
@@ -308,7 +328,7 @@ def phase_configs(
         "model": plan.model(),
         "train": plan.train(plan.sft_steps, plan.sft_rows) | {"p_train": shares, "p_val": shares},
         "data": data,
-        "output": _output(plan.sft_steps, evaluations=1) | {"sample_prompt": f"user: {question}\nassistant: "},
+        "output": _output(plan.sft_steps, 1, plan.sft_eval_steps) | {"sample_prompt": f"user: {question}\nassistant: "},
     }
     return {"pretrain": config_from_dict(pretrain), "sft": config_from_dict(sft)}
 
@@ -318,13 +338,13 @@ def _shares(names: list[str], plan: Plan) -> dict[str, float]:
     return {DIALOGUES: 1 - about, ABOUT_NOTES: about} if about else {DIALOGUES: 1.0}
 
 
-def _output(steps: int, *, evaluations: int) -> dict[str, int]:
+def _output(steps: int, evaluations: int, eval_steps: int) -> dict[str, int]:
     """The section `output` of a config: few checkpoints, and six samples."""
     return {
         "checkpoint_every": max(steps // 3, 1),
         "keep": 1,
         "eval_every": max(steps // evaluations, 1),
-        "eval_steps": 10,
+        "eval_steps": eval_steps,
         "sample_every": max(steps // 6, 1),
         "sample_tokens": 40,
     }

@@ -51,6 +51,12 @@ OTHER_SECONDS = 90
 LEAST_SHARE = 0.4
 """Share of the minutes that training gets at least."""
 MIN_STEPS = 20
+EVALUATION_SHARE = 0.1
+"""Share of the training time that evaluations take beside it, at most; a forward pass takes a third of a step."""
+MOST_EVALUATIONS, MOST_EVAL_STEPS = 8, 10
+"""Evaluations of the first phase, and batches of each, if there is time for them."""
+LONG_MEASUREMENT = 1.0
+"""Seconds of measured steps; after them the speed is known well enough."""
 
 
 class Size(NamedTuple):
@@ -95,6 +101,14 @@ class Plan:
     """Share of the fine-tuning rows that are about the notes, if there are any."""
     general_dialogues: int = 0
     """Fine-tune on so many dialogues of the package that are not about niels; 0: on all its dialogues."""
+    most_dialogues: int = 0
+    """Fine-tune on so many dialogues that are not about the notes, at most: as many as there are rows; 0: on all."""
+    evaluations: int = MOST_EVALUATIONS
+    """Evaluations of the first phase."""
+    eval_steps: int = MOST_EVAL_STEPS
+    """Batches of each of them."""
+    sft_eval_steps: int = MOST_EVAL_STEPS
+    """Batches of the evaluation after fine-tuning."""
 
     def model(self) -> dict[str, Any]:
         """The section `model` of a config."""
@@ -254,15 +268,37 @@ def _vocabulary(characters: int) -> int:
 def with_steps(
     plan: AnyPlan, times: StepTimes, note_bytes: int, seconds: float, *, epochs: int | None = None
 ) -> AnyPlan:
-    """The plan with as many steps as fit into the time; at most `epochs` passes over the notes, by default EPOCHS."""
+    """The plan with as many steps as fit into the time; at most `epochs` passes over the notes, by default EPOCHS.
+
+    In little time there are fewer dialogues, and fewer and shorter evaluations.
+    """
     tokens = note_bytes / (BYTES_PER_TOKEN if plan.vocab_size else 1)
     most = max(int((epochs or EPOCHS) * tokens / (plan.pretrain_rows * plan.size.T)), MIN_STEPS)
     if not plan.vocab_size:  # one phase over a mix of notes and dialogues
         steps = max(min(int(seconds / times.pretrain), 2 * most), MIN_STEPS)
-        return replace(plan, pretrain_steps=steps, sft_steps=0, seconds=steps * times.pretrain)
+        plan = replace(plan, pretrain_steps=steps, sft_steps=0, seconds=steps * times.pretrain)
+        return _with_evaluations(plan, times)
     sft = max(min(int(SFT_SHARE * seconds / times.sft), SFT_STEPS), MIN_STEPS)
     pretrain = max(min(int((seconds - sft * times.sft) / times.pretrain), most), MIN_STEPS)
-    return replace(plan, pretrain_steps=pretrain, sft_steps=sft, seconds=pretrain * times.pretrain + sft * times.sft)
+    took = pretrain * times.pretrain + sft * times.sft
+    rows = sft * plan.sft_rows
+    plan = replace(plan, pretrain_steps=pretrain, sft_steps=sft, seconds=took, most_dialogues=rows)
+    return _with_evaluations(plan, times)
+
+
+def _with_evaluations(plan: AnyPlan, times: StepTimes) -> AnyPlan:
+    """The plan with evaluations that take about EVALUATION_SHARE of the time of its steps."""
+    batches = int(3 * EVALUATION_SHARE * plan.pretrain_steps)
+    evaluations = min(max(batches // 3, 2), MOST_EVALUATIONS)
+    # After fine-tuning, dialogues of two sources are evaluated, and as many rows of notes.
+    each = (2 * times.sft + times.pretrain * plan.sft_rows / plan.pretrain_rows) / 3
+    sft = int(EVALUATION_SHARE * plan.sft_steps * times.sft / each) if each else MOST_EVAL_STEPS
+    return replace(
+        plan,
+        evaluations=evaluations,
+        eval_steps=min(max(batches // evaluations, 1), MOST_EVAL_STEPS),
+        sft_eval_steps=min(max(sft, 1), MOST_EVAL_STEPS),
+    )
 
 
 def measure_steps(plan: Plan, device: str, *, steps: int = 3) -> StepTimes:
@@ -295,4 +331,6 @@ def _seconds_per_step(config: RunConfig, batch: Batch, device: str, steps: int) 
         began = time.perf_counter()
         float(runner.step(batch, step=step, lr=0.0).loss)  # waits for the device
         taken.append(time.perf_counter() - began)
+        if sum(taken[1:]) > LONG_MEASUREMENT:
+            break
     return median(taken[1:])  # the first step includes set-up

@@ -133,7 +133,7 @@ def test_ctrl_c_ends_the_reply_and_not_the_conversation(capsys):
             yield "the begin"
             raise KeyboardInterrupt
 
-    _print_reply(Interrupted(), "abc")
+    _print_reply(Interrupted(), "abc", "niels")
     assert capsys.readouterr().out == "niels> the begin (interrupted)\n"
 
 

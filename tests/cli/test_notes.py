@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -280,7 +282,12 @@ def test_a_base_is_fine_tuned(nasty: Path, primer: Path, tmp_path: Path, capsys:
     places = [out.index(part) for part in PARTS]
     assert places == sorted(places)
     assert "LoRA of rank 2" in out and str(base) in out
-    assert len(re.findall(r"^  (?:notes|other text).*(?: +\d\.\d{3}){3}$", out, re.MULTILINE)) == 2
+    row = r"^(held-out notes|docstrings of Python) +([\d,]+) +(\d\.\d{3}) +(\d\.\d{3}) +(\d\.\d{3}) *$"
+    compared = {found[0]: found[1:] for found in re.findall(row, out, re.MULTILINE)}
+    assert set(compared) == {"held-out notes", "docstrings of Python"}
+    scored = re.search(r"^val_roam +[\d,]+ +([\d,]+) +\S+ +\S+ +(\d\.\d{3})", out, re.MULTILINE)
+    assert scored is not None  # the same tokens, and the same figure for the same model
+    assert (compared["held-out notes"][0], compared["held-out notes"][2]) == scored.groups()
     configs = {phase: load_config(tmp_path / f"tuned/{phase}.yaml") for phase in ("pretrain", "sft")}
     assert configs["pretrain"].init_from == str(base)
     assert [config.train.lora.rank for config in configs.values()] == [2, 2]
@@ -294,6 +301,75 @@ def test_a_base_is_fine_tuned(nasty: Path, primer: Path, tmp_path: Path, capsys:
     assert json.loads(capsys.readouterr().out)["base"] == str(base)
     assert run("notes", nasty, *options, "--run-dir", "new", "--lora-rank", "2") == 1
     assert "--base" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("base", ["gone", "hf:gone", "hf:empty", "empty", "hf:other"])
+def test_a_bad_base_is_found_before_the_notes_are_read(
+    vault: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], base: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    Path("empty").mkdir()
+    Path("other").mkdir()
+    Path("other/config.json").write_text('{"model_type": "mamba", "architectures": ["Mamba"]}', encoding="utf-8")
+
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("the notes are read")
+
+    monkeypatch.setattr("niels_gpt.workflow.chat_model.read_corpus", read)
+    assert run("notes", vault, "--base", base, "--device", "cpu") == 1
+    error = capsys.readouterr().err
+    assert base.removeprefix("hf:") in error or "mamba" in error
+    assert not Path("runs").exists()
+
+
+@pytest.mark.usefixtures("small_plans")
+@pytest.mark.parametrize(
+    "where",
+    [
+        "niels_gpt.workflow.chat_model.read_corpus",
+        "niels_gpt.workflow.chat_model.prepare",
+        "niels_gpt.cli.first_model.show_scores_of",
+        "niels_gpt.memorization.audit.scan_rows",
+    ],
+)
+def test_a_signal_in_any_phase_prints_how_to_resume(
+    nasty: Path, primer: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    """While the notes are read and tokenized, while the model is evaluated and audited."""
+
+    def stop(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    options = ["--primer", primer, "--device", "cpu", "--exclude", "x*"]
+    with monkeypatch.context() as patch:
+        patch.setattr(where, stop)
+        assert run("notes", nasty, "--minutes", "0.2", *options) == 128 + signal.SIGTERM
+    out = capsys.readouterr().out
+    assert "Try next" not in out
+    line = out.splitlines()[-1]
+    words = shlex.split(line)[1:]
+    assert words[:2] == ["notes", str(nasty)] and "SIGTERM" in out
+    given = ["--exclude", "x*", "--minutes", "0.2", "--primer", str(primer)]
+    assert words[2:] == [*given, "--run-dir", "runs/notes", "--resume"]
+    assert run(*words, "--device", "cpu") == 0
+    assert "Try next" in capsys.readouterr().out
+
+
+def test_the_help_has_the_words_that_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("notes", "--help") == 0
+    out = capsys.readouterr().out
+    assert re.match(r"Usage: \S+ notes \[OPTIONS\] FOLDER\n +\S+ notes check \[OPTIONS\] FOLDER\n", out)
+    assert all(kind in out for kind in ("hf:FOLDER", "hf:NAME/MODEL", "run folder", "checkpoint"))
+    options = re.findall(r"^  (--[a-z-]+)|^(\S.*):$", out[out.index("\nArguments:") :], re.MULTILINE)
+    groups: dict[str, list[str]] = {}
+    for option, title in options:
+        if title:
+            groups[title] = []
+        else:
+            groups[next(reversed(groups))].append(option)
+    assert groups["Options"] == ["--minutes", "--run-dir", "--resume"]
+    assert ["--base", "--lora-rank"] in groups.values()
+    assert ["--primer", "--no-questions"] in groups.values()
 
 
 @pytest.mark.usefixtures("small_plans")

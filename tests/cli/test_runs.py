@@ -47,6 +47,18 @@ def test_every_value_and_checkpoint_is_one_true_line(tmp_path, monkeypatch, caps
     assert "best.pt  1kB" in shown and "latest.pt  same file as best.pt" in shown
 
 
+def test_floats_are_printed_without_rounding_errors(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shares = "train.p_train={roam: 0.19999999999999996, primer: 0.8}"
+    make_run(tmp_path / "runs/a", P_VAL, "train.min_lr=0.00015000000000000001", shares, evals=EVALS)
+    make_run(tmp_path / "runs/b", P_VAL, "train.min_lr=1.25e-6", evals=EVALS)
+    assert call("runs", "show", "a") == 0
+    shown = capsys.readouterr().out
+    assert "train.min_lr = 0.00015  " in shown and "train.p_train = {roam: 0.2, primer: 0.8}  " in shown
+    assert call("runs", "compare", "a", "b") == 0
+    assert re.search(r"train\.min_lr +0\.00015 +1\.25e-06\s", capsys.readouterr().out)
+
+
 def test_the_first_command_of_a_pipeline_is_to_chat_with_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_pipeline(tmp_path / "runs/notes")

@@ -144,3 +144,17 @@ def test_nats_are_summed_over_targets() -> None:
     assert nats == pytest.approx(losses.sum().item() + losses[1, 3].item(), rel=1e-5)
     assert model.training
     assert nats_and_targets(model, [], device="cpu") == (0.0, 0)
+
+
+def test_padding_after_the_last_target_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make().eval()
+    x, y = torch.randint(256, (2, 4, T), generator=seeded())
+    y[:, 3:] = -100
+    y[0, :] = -100
+    with torch.no_grad():
+        losses = -model(x).double().log_softmax(-1).gather(2, y.clamp(min=0)[..., None]).squeeze(2)
+    widths = []
+    model.register_forward_pre_hook(lambda module, args: widths.append(args[0].shape[1]))
+    nats, targets = nats_and_targets(model, [(x, y), (x, torch.full_like(y, -100))], device="cpu")
+    assert (targets, widths) == (9, [3])
+    assert nats == pytest.approx(losses[1:, :3].sum().item(), rel=1e-5)

@@ -19,13 +19,14 @@ from niels_gpt.memorization.audit import (
     NOT_JUDGED,
     NOT_SAFE,
     SAFE,
+    _sample,
     adapted_stride,
     audit_notes,
     audit_report,
     check_threshold,
     judge,
 )
-from niels_gpt.memorization.audit_input import AuditText
+from niels_gpt.memorization.audit_input import CHAT, AuditText
 from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement
 from niels_gpt.memorization.membership import HELD_OUT, TRAINED, UNKNOWN
 from niels_gpt.model.gpt import GPT
@@ -264,6 +265,18 @@ def test_stride_adapts_to_the_size():
     sizes = {0: 5, 100_000: 5, 120_000: 5, 120_001: 6, 234_000: 10, 500_000: 21, 10**7: 25}
     for tokens, stride in sizes.items():
         assert adapted_stride([AuditText("a", "note", np.zeros(tokens, dtype=np.int64))], settings) == stride
+
+
+def test_a_sample_has_no_more_windows_than_asked_for():
+    """At the largest stride, half a suffix; one text of each kind at least."""
+    settings = ExtractionSettings(window=100, prompt=50, greedy=0)
+    texts = [
+        AuditText(f"{kind} {i}", kind, np.zeros(1000, dtype=np.int64)) for kind in ("note", CHAT) for i in range(40)
+    ]
+    for windows, kept in {24_000: 50, 2_000: 50, 1_999: 24, 500: 12, 1: 2}.items():
+        chosen = _sample(texts, 25, windows * 25)
+        assert len(chosen) == kept and {text.kind for text in chosen} == {"note", CHAT}
+    assert adapted_stride(texts, settings, 16_000) == 5 and adapted_stride(texts, settings, 8_000) == 10
 
 
 # --- short documents ---------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 from niels_gpt.config import RunConfig
 from niels_gpt.memorization.selection import (
+    held_out_controls,
     main_source,
     read_documents,
     select_documents,
@@ -201,3 +202,28 @@ def test_files_that_are_rejected(place, workdir, loaded, trained):
         read_documents([workdir / "none.txt"], [], loaded)
     with pytest.raises(ValueError, match=rf"--control .*{trained[0]}"):
         read_documents([], [place / "notes" / trained[0]], loaded)
+
+
+# --- controls for files ------------------------------------------------------------------------------
+
+
+def test_controls_for_files_of_a_chat_run_are_those_of_a_pretrain_cache(tmp_path):
+    token_caches.copy_to(tmp_path / "cache")
+    small = [*token_caches.SMALL, "task=sft", "train.total_steps=1", "train.warmup_steps=0"]
+    assert call("train", *token_caches.options(small), "--run-dir", "chat") == 0
+    loaded = load_run("chat", device="cpu")
+    found = held_out_controls(loaded, 1)
+    assert [(document.control, document.source) for document in found] == [(True, "roam")]
+    shutil.rmtree(tmp_path / "cache/pretrain")
+    with pytest.raises(ValueError, match="--control") as error:
+        held_out_controls(loaded)
+    assert not any(option in str(error.value) for option in ("--text", "--source"))
+
+
+def test_a_model_without_data_has_no_controls_for_files(tmp_path):
+    """The advice is an option that can be used with --text."""
+    model = GPT({"T": 32, "C": 16, "L": 1, "H": 2})
+    save_checkpoint(tmp_path / "m.pt", model, None, 1, model.config)
+    with pytest.raises(ValueError, match="--control") as error:
+        held_out_controls(load_run(tmp_path / "m.pt", device="cpu"))
+    assert "--text" not in str(error.value)

@@ -19,6 +19,7 @@ from niels_gpt.runs.describe import describe as describe_run
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import find_unfinished_run, load_run
 from niels_gpt.tokenizer import ByteTokenizer, ForeignTokenizer
+from tests.cli import typed
 from tests.pretrained.conftest import add_tokenizer, change_config, random_model, save
 
 
@@ -216,3 +217,14 @@ def test_the_export_names_the_source_and_its_licence(
     capsys.readouterr()
     run_command("runs", "show", "run")
     assert "--resume" not in capsys.readouterr().out
+
+
+def test_an_imported_model_chats_under_the_name_of_its_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    import_model(str(folder), RunFolder(tmp_path / "runs/smol"))
+    typed(monkeypatch, "hello\n/exit\n")
+    run_command("chat", "runs/smol", "--max-tokens", "2", "--device", "cpu")
+    out = capsys.readouterr().out
+    assert out.startswith("smol> ") and "niels>" not in out

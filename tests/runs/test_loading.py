@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import dump_config
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs import loading
@@ -24,6 +25,7 @@ from niels_gpt.runs.loading import (
     names_run,
     new_run,
 )
+from niels_gpt.runs.pipeline import PHASES, PipelineFolder
 from niels_gpt.tokenizer import ByteTokenizer
 from tests import token_caches
 from tests.faults import flipped
@@ -228,6 +230,18 @@ def test_a_tokenizer_of_another_model_is_rejected(tmp_path):
     small = make_run(tmp_path / "runs/bytes")
     with pytest.raises(ValueError, match=r"other\.model has 404 ids.*V=256"):
         load_run(small.path, tokenizer=other)
+
+
+def test_the_name_of_a_loaded_run(tmp_path):
+    """A phase has the name of its pipeline, a checkpoint that of its run."""
+    make_run(tmp_path / "runs/a")
+    assert [load_run(path).name for path in (tmp_path / "runs/a", tmp_path / "runs/a/checkpoints/latest.pt")] == 2 * [
+        "a"
+    ]
+    PipelineFolder(tmp_path / "runs").write_configs({name: RunConfig() for name in PHASES})
+    assert load_run(tmp_path / "runs/a").name == "runs"
+    shutil.copy(tmp_path / "runs/a/checkpoints/latest.pt", tmp_path / "alone.pt")
+    assert load_run(tmp_path / "alone.pt").name == "alone"
 
 
 def test_a_byte_model_of_256_ids_needs_no_tokenizer(tmp_path):

@@ -60,3 +60,15 @@ def test_no_line_after_the_block_even_after_an_error(capsys):
     capsys.readouterr()
     time.sleep(0.2)
     assert capsys.readouterr().err == ""
+
+
+def test_the_first_line_comes_soon(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "FIRST_LINE_AFTER", 0.05)
+    with status_line("training"):
+        end, text = time.monotonic() + 5, ""
+        while "training (0:0" not in text:
+            assert time.monotonic() < end < progress.SECONDS_BETWEEN_LINES + time.monotonic()
+            time.sleep(0.02)
+            text += capsys.readouterr().err
+        time.sleep(0.2)
+    assert capsys.readouterr().err == ""  # the next one would come after ten seconds

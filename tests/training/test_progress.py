@@ -4,9 +4,11 @@ import io
 import os
 import re
 import sys
+import time
 
 import pytest
 
+from niels_gpt.system import progress as system_progress
 from niels_gpt.training import progress
 from niels_gpt.training.progress import PlainLines, ProgressBar, Silent, reporter, say
 from niels_gpt.training.tasks.base import SourceRow
@@ -109,6 +111,35 @@ def test_a_reporter_survives_a_closed_pipe(closed_pipe, kind, monkeypatch):
     for step in range(2):
         reporter.step(line(step, evals={"val_wiki": 3.0}))
     reporter.close()
+
+
+def test_long_work_between_steps_is_reported(monkeypatch, capsys):
+    monkeypatch.setattr(system_progress, "FIRST_LINE_AFTER", 0.01)
+    lines = PlainLines()
+    lines.start(first=0, total=1)
+    with lines.working("evaluating"):
+        end, text = time.monotonic() + 5, ""
+        while "evaluating (0:0" not in text:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+            text += capsys.readouterr().err
+
+
+def test_the_bar_shows_the_loss_again_after_other_work(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", "140")
+    bar = ProgressBar()
+    bar.start(first=0, total=1)
+    bar.step(line(0))
+
+    def text():
+        return bar._progress.tasks[0].fields["text"]
+
+    loss = text()
+    with bar.working("writing a sample"):
+        assert text() == "writing a sample"
+    assert text() == loss and "loss" in loss
+    bar.close()
 
 
 class Terminal(io.StringIO):

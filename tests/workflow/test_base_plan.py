@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,16 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from niels_gpt.config import ModelConfig
+from niels_gpt.config import ModelConfig, RunConfig
 from niels_gpt.config.yaml_file import config_from_dict
 from niels_gpt.export.hugging_face import write_hf
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import save_checkpoint
+from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.tokenizer import ByteTokenizer
 from niels_gpt.workflow import base_plan as module
-from niels_gpt.workflow.base_plan import BasePlan, make_base_plan, open_base
+from niels_gpt.workflow.base_plan import BasePlan, check_base, make_base_plan, open_base
 from niels_gpt.workflow.plan import Plan, StepTimes, measure_steps
+from tests import token_caches
 
 BASE = ModelConfig(V=404, T=64, C=32, L=2, H=4, n_kv_heads=2, norm="rmsnorm", mlp="swiglu", dropout=0.0)
 
@@ -62,6 +65,23 @@ def test_steps_follow_the_notes_and_the_time() -> None:
     assert planned(loaded(dataclasses.replace(BASE, V=256), subwords=False)).sft_steps == 0
 
 
+def test_a_slow_machine_gets_fewer_rows() -> None:
+    """The time of a step is proportional to its rows; 20 steps of both phases must fit into 0.4 of the time."""
+    measured = []
+
+    def measure(plan: Plan, device: str) -> StepTimes:
+        measured.append((plan.pretrain_rows, plan.sft_rows))
+        return StepTimes(0.1 * plan.pretrain_rows, 0.1 * plan.sft_rows / 6)
+
+    plan = planned(seconds=60.0, measure=measure)
+    assert measured == [(1, 6)]  # steps with all rows are not run
+    assert (plan.pretrain_rows, plan.sft_rows) == (4, 24) and plan.seconds <= 24.0
+    assert planned(seconds=6.0, measure=measure).pretrain_rows == 1
+    measured.clear()
+    assert planned(seconds=3000.0, measure=measure).pretrain_rows == 8
+    assert measured == [(1, 6), (8, 48)]
+
+
 def test_all_weights_if_they_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planned().rank == 0
     weights = sum(p.numel() for p in GPT(BASE).parameters())
@@ -98,6 +118,29 @@ def test_what_can_be_a_base(tmp_path: Path) -> None:
     torch.manual_seed(0)
     save_checkpoint(tmp_path / "base.pt", GPT(config), None, 3, config)
     assert open_base(str(tmp_path / "base.pt"), "cpu", tmp_path / "run").step == 3
+
+
+def test_a_base_without_a_tokenizer_is_refused_with_a_remedy_that_exists(tmp_path: Path) -> None:
+    config = ModelConfig(V=404, C=16, L=1, H=2)
+    torch.manual_seed(0)
+    run = RunFolder(tmp_path / "run")
+    run.checkpoints.mkdir(parents=True)
+    run.write_config(dataclasses.replace(RunConfig(), model=config))
+    save_checkpoint(run.best, GPT(config), None, 3, config)
+    for named in (run.path, run.best):
+        with pytest.raises(ValueError, match=r"404 tokens.*tokenizer\.model.*copy") as error:
+            check_base(str(named), tmp_path / "base")
+        assert "--tokenizer" not in str(error.value)
+        shutil.copy(token_caches.folder() / "tokenizer/spm.model", run.tokenizer_path)
+        check_base(str(named), tmp_path / "base")  # the remedy
+        run.tokenizer_path.unlink()
+    (tmp_path / "public").mkdir()
+    write_hf(GPT(config), ByteTokenizer(), tmp_path / "public")
+    for path in (tmp_path / "public").glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(ValueError, match=r"hf:.*public has no tokenizer.*tokenizer\.json"):
+        check_base(f"hf:{tmp_path}/public", tmp_path / "base")
+    assert not (tmp_path / "base").exists()
 
 
 def test_the_import_of_an_earlier_try_is_used_only_for_the_same_model(tmp_path: Path) -> None:

@@ -179,6 +179,17 @@ def test_general_dialogues_do_not_name_niels(corpus: Corpus, vault: Path, tmp_pa
     assert named == write_dialogues(vault / "primer.txt", [], tmp_path / "all")
 
 
+def test_few_dialogues_are_chosen_from_the_whole_file(corpus: Corpus, tmp_path: Path) -> None:
+    topics = topics_of(corpus, PLAN)
+    numbers = write_dialogues(None, topics, tmp_path / "few", most=50)
+    assert numbers == {DIALOGUES: 50, "about_notes": write_dialogues(None, topics, tmp_path / "all")["about_notes"]}
+    files = {name: tmp_path / name / "dialogues.jsonl" for name in ("few", "all")}
+    lines = {name: path.read_text(encoding="utf-8").splitlines() for name, path in files.items()}
+    answers = [{json.loads(line)["messages"][-1]["content"] for line in lines[name]} for name in lines]
+    assert answers[0] <= answers[1] and len(answers[0]) > 25
+    assert write_dialogues(None, topics, tmp_path / "more", most=10**6)[DIALOGUES] == len(lines["all"])
+
+
 def test_the_share_of_dialogues_about_the_notes(corpus: Corpus, vault: Path, tmp_path: Path) -> None:
     plan = dataclasses.replace(PLAN, about_share=0.8)
     configs = phase_configs(plan, corpus, tmp_path, ["dialogues", "about_notes"])

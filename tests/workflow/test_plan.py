@@ -198,9 +198,32 @@ def test_a_measurement() -> None:
 
 
 def test_the_first_step_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 100.0, 100.0, 103.0, 103.0, 104.0, 104.0, 106.0])
+    clock = iter([0.0, 100.0, 100.0, 100.3, 100.3, 100.4, 100.4, 100.6])
     monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
-    assert measure_steps(dataclasses.replace(TINY, vocab_size=0), "cpu") == (2.0, 2.0)
+    assert measure_steps(dataclasses.replace(TINY, vocab_size=0), "cpu") == pytest.approx((0.2, 0.2))
+
+
+def test_slow_steps_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 9.0, 9.0, 17.0])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
+    assert measure_steps(dataclasses.replace(TINY, vocab_size=0), "cpu") == (8.0, 8.0)
+
+
+def test_evaluations_take_a_tenth_of_the_time() -> None:
+    """A forward pass takes a third of a step; the evaluation after fine-tuning reads 48 rows of notes, too."""
+    fast = planned(constant(1e-3, 1e-3))
+    assert (fast.evaluations, fast.eval_steps, fast.sft_eval_steps) == (8, 10, 10)
+    for seconds in (100.0, 200.0, 390.0):
+        slow = planned(constant(1.0, 1.0), seconds=seconds)
+        assert slow.evaluations >= 2
+        assert 0.05 <= slow.evaluations * slow.eval_steps / 3 / slow.pretrain_steps <= 0.12
+        assert slow.sft_eval_steps == max(int(0.1 * slow.sft_steps / ((2 + 48 / 8) / 3)), 1)
+    assert planned(constant(1.0, 9.0), characters=9_999, seconds=190.0).eval_steps < 10  # bytes
+
+
+def test_no_more_dialogues_than_rows() -> None:
+    plan = planned(constant(1.0, 1.0), seconds=100.0)
+    assert plan.most_dialogues == plan.sft_steps * plan.sft_rows == 20 * 48
 
 
 @pytest.mark.parametrize("vocab_size", [4004, 0])

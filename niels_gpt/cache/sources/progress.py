@@ -13,7 +13,7 @@ from niels_gpt.system.progress import status_line
 
 @contextlib.contextmanager
 def show_progress(name: str) -> Iterator[OnProgress]:
-    """Show the progress of a build: a live line on a terminal, otherwise a line every ten seconds."""
+    """Show the progress of a build: a live line on a terminal, otherwise a line now and then."""
     line = ProgressLine(name)
     with status_line(f"{name}: reading") as show:
         yield lambda progress: show(line.text(progress))
