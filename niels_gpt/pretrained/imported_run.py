@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from niels_gpt.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from niels_gpt.config import ModelConfig
 from niels_gpt.model.sizes import number_of_weights
 from niels_gpt.pretrained.folder_tokenizer import folder_tokenizer, tokenizer_record
 from niels_gpt.pretrained.model_folder import find_folder, open_folder
@@ -81,15 +81,10 @@ def import_model(
                 built.write_tokenizer(tokenizer)
             save_state(built.best, state, None, 0, config, extra={"data": tokenizer_record(tokenizer)})
             files.write_json(built.source_path, source_record(name, opened))
-            built.write_config(_run_config(config))
+            built.write_imported_config(config)
     return Imported(
         run, opened.path, opened.family.model_type, config, number_of_weights(config), opened.config.T, tokenizer
     )
-
-
-def _run_config(config: ModelConfig) -> RunConfig:
-    """The config of a run without steps, from which others are trained."""
-    return RunConfig(task="pretrain", model=config, train=TrainConfig(total_steps=1, warmup_steps=0), data=DataConfig())
 
 
 def with_context(config: ModelConfig, context: int | None) -> ModelConfig:

@@ -43,6 +43,7 @@ from niels_gpt.runs.catalog import pipeline_of, read_tree, stored_scores
 from niels_gpt.runs.describe import describe, value_text
 from niels_gpt.runs.environment import DIVERGED, FAILED, STOPPED, Environment, read_environment
 from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.source import SECTIONS, source_text
 from niels_gpt.runs.validation import is_over_bytes
 from niels_gpt.system import files
 from niels_gpt.system.console import error_message, format_duration, one_line, plural, short_number
@@ -153,7 +154,7 @@ def _sections(facts: RunFacts, memorization: Sequence[Path]) -> list[Section]:
 
 def _result(facts: RunFacts) -> list[Block]:
     detail = facts.detail
-    lines = ["An imported model, without training steps."]
+    lines = ["An imported model: no step was trained here."]
     if detail["steps"] is not None:
         lines = [f"{_sentence(facts.state)}: {detail['steps']:,} of {plural(detail['total_steps'], 'step')}."]
     last = facts.environment.sessions[-1] if facts.environment and facts.environment.sessions else None
@@ -170,6 +171,7 @@ def _result(facts: RunFacts) -> list[Block]:
     elif facts.lines:
         lines.append("No evaluation is recorded yet.")
     rows = [
+        *([("Imported from", source_text(detail["source"]))] if detail["source"] else []),
         *([("Task", detail["task"])] if detail["task"] is not None else []),
         ("Parameters", f"{detail['parameters']:,}"),
         ("Context", f"{detail['context']:,} {facts.unit}s"),
@@ -491,7 +493,8 @@ def _config(facts: RunFacts, config: RunConfig) -> list[Block]:
     ]
     columns = [Column("Key", text=True), Column("Value", text=True), Column("Default", text=True)]
     changed: Block = Table(columns, rows) if rows else Paragraph("All values are the defaults.")
-    return [changed, Details("config.yaml, every key", [Text(dump_config(config))])]
+    sections = SECTIONS if facts.detail["state"] == "imported" else ()
+    return [changed, Details("config.yaml, every key", [Text(dump_config(config, sections=sections))])]
 
 
 def reproduce_command(facts: RunFacts) -> str:

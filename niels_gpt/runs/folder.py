@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from niels_gpt.config import RunConfig
+from niels_gpt.config import ModelConfig, RunConfig
 from niels_gpt.data.note_selection import SelectedNotes, write_skipped
 from niels_gpt.model.gpt import GPT
-from niels_gpt.runs import environment
+from niels_gpt.runs import environment, source
 from niels_gpt.runs.checkpoint import BASE, CheckpointError, read_checkpoint, save_checkpoint
 from niels_gpt.runs.metrics import encode_line, read_metrics, warn_of_damage
 from niels_gpt.runs.stored_config import copy_path, read_stored_config, write_stored_config
@@ -39,7 +39,7 @@ class RunFolder:
         self.foreign_tokenizer = self.path / "tokenizer"
         self.skipped_path = self.path / "skipped.json"
         self.environment_path = self.path / environment.FILE
-        self.source_path = self.path / "source.json"
+        self.source_path = self.path / source.FILE
 
     @property
     def exists(self) -> bool:
@@ -49,7 +49,7 @@ class RunFolder:
     @property
     def imported(self) -> bool:
         """Whether the run is an imported model, which has no steps: other runs start from it (`init_from`)."""
-        return self.source_path.exists()
+        return source.is_imported(self.path)
 
     @property
     def no_data(self) -> str:
@@ -105,6 +105,10 @@ class RunFolder:
     def write_config(self, config: RunConfig) -> None:
         """Write config.yaml, with absolute paths: commands on the run work from any folder."""
         write_stored_config(self.config_path, config)
+
+    def write_imported_config(self, model: ModelConfig) -> None:
+        """Write config.yaml of an imported model: the model alone."""
+        write_stored_config(self.config_path, RunConfig(model=model), sections=source.SECTIONS)
 
     def write_tokenizer(self, tokenizer: AnyTokenizer) -> None:
         """Write a copy of the tokenizer, so that the run is self-contained; bytes need none."""

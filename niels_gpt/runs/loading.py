@@ -53,8 +53,9 @@ class LoadedRun(NamedTuple):
 
     @property
     def config(self) -> RunConfig | None:
-        """The config of the run; None for a checkpoint outside a run folder (`model.config` always exists)."""
-        return self.home.read_config() if self.home is not None else None
+        """The config that the model was trained with; None if it was not trained in a run folder: an imported model, or
+        a checkpoint from elsewhere. `model.config` always exists."""
+        return self.home.read_config() if self.home is not None and not self.home.imported else None
 
 
 def new_run(name: str) -> RunFolder:
