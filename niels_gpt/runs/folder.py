@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +90,23 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the run for writing. Raises ValueError if another process is training into it."""
+        """Lock the run for writing. Raises ValueError if another process is training into it.
+
+        A run that has not begun by the end of the block (it has no config.yaml) leaves the disk as it was.
+        """
+        lock = self.path / "run.lock"
+        created = [path for path in (self.checkpoints, self.samples, lock, self.path) if not path.exists()]
+        created += [path for path in self.path.parents if not path.exists()]
         try:
-            with files.lock(self.path / "run.lock", wait=files.LOCK_SECONDS):
+            with files.lock(lock, wait=files.LOCK_SECONDS):
                 for folder in (self.checkpoints, self.samples):
                     folder.mkdir(parents=True, exist_ok=True)
                     files.remove_temporaries(folder, ours=True)
-                yield
+                try:
+                    yield
+                finally:
+                    if not self.exists:
+                        _remove_unused(created)
         except BlockingIOError:
             raise ValueError(
                 f"another process is training into {self.path}: wait for it, or choose another folder"
@@ -353,6 +363,13 @@ class RunFolder:
             if path.exists():
                 return path
         raise ValueError(f"{self.path} has no checkpoint yet: train first ({self.resume_command})")
+
+
+def _remove_unused(paths: Iterable[Path]) -> None:
+    """Remove lock files and empty folders in this order, up to the first folder that is not empty."""
+    with contextlib.suppress(OSError):
+        for path in paths:
+            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _remove(path: Path) -> None:

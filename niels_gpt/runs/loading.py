@@ -189,16 +189,21 @@ def load_run(
     return LoadedRun(model, saved["step"], file, run, found, data)
 
 
+def tokenizer_path(checkpoint: Path, run: RunFolder | None = None) -> Path | None:
+    """The tokenizer of the run, beside the checkpoint or one folder up: tokenizer.model or tokenizer/; None: none."""
+    folders = [*([run.path] if run else []), checkpoint.parent, checkpoint.parent.parent]
+    candidates = [folder / name for folder in folders for name in ("tokenizer.model", "tokenizer")]
+    found = (path for path in candidates if path.is_file() or (path.is_dir() and has_tokenizer(path)))
+    return next(found, None)
+
+
 def _find_tokenizer(model: GPT, checkpoint: Path, run: RunFolder | None, named: Path | None) -> AnyTokenizer:
     """The named tokenizer, else that of the run, beside the checkpoint or one folder up; else bytes.
 
     Ours is the file tokenizer.model, one of others the folder tokenizer/. A model with more ids than a tokenizer of
     others generates none of the rest. Raises ValueError if there is none, or if its vocabulary is not the model's.
     """
-    folders = [*([run.path] if run else []), checkpoint.parent, checkpoint.parent.parent]
-    candidates = [folder / name for folder in folders for name in ("tokenizer.model", "tokenizer")]
-    found = [path for path in candidates if path.is_file() or (path.is_dir() and has_tokenizer(path))]
-    path = named if named is not None else next(iter(found), None)
+    path = named if named is not None else tokenizer_path(checkpoint, run)
     V = model.config.V
     if path is None:
         if V > 256:
