@@ -212,11 +212,17 @@ def is_repository(name: str) -> bool:
 def find_folder(name: str, *, revision: str | None = None) -> Path:
     """The folder of a model: `name` itself if it is one, else a repository of the Hub, downloaded unless it is cached.
 
-    name: a path or NAME/MODEL, with or without `hf:`. Raises ValueError or OSError with a reason.
+    name: a path or NAME/MODEL, with or without `hf:`. revision: of a repository; a folder has none.
+    Raises ValueError or OSError with a reason.
     """
     name = folder_or_id(name)
     folder = files.expand_home(name)
     if folder.is_dir():
+        if revision is not None:
+            raise ValueError(
+                f"--revision {revision}: {name} is a folder, which has no revisions; omit it, or name a repository "
+                "of the Hub (NAME/MODEL)"
+            )
         return folder
     if folder.is_file():
         raise ValueError(f"{name} is a file: name the folder that contains config.json and *.safetensors")

@@ -277,3 +277,22 @@ def test_a_changed_model_is_reported(folder: Path, tmp_path: Path) -> None:
     run.config_path.write_text(run.config_path.read_text().replace("T: 64", "T: 32"))
     with pytest.warns(UserWarning, match=r"model\.T was 64, is 32"):
         run.read_config()
+
+
+def test_a_folder_has_no_revision(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--revision main.*SmolLM.*NAME/MODEL"):
+        import_model(str(folder), RunFolder(tmp_path / "run"), revision="main")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_import_names_the_first(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_command("import", "hf", str(folder))
+    assert "before" not in capsys.readouterr().out
+    run_command("import", "hf", str(folder))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith("runs/smollm")]
+    assert len(lines) == 1
+    other = save(random_model("tinyllama"), tmp_path / "other")
+    assert import_model(str(other), RunFolder("runs/other")).earlier == []
