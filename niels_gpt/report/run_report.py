@@ -21,6 +21,7 @@ import numpy as np
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import dump_config, load_config
 from niels_gpt.data.note_selection import Skipped
+from niels_gpt.memorization.audit import counts_text
 from niels_gpt.report.charts import Series
 from niels_gpt.report.curves import EACH_STEP, SMOOTHED, loss_curves, loss_limits
 from niels_gpt.report.document import (
@@ -460,13 +461,12 @@ def _memorization(facts: RunFacts, others: Sequence[Path]) -> list[Block]:
 def _audit_lines(verdict: dict[str, Any], facts: RunFacts) -> list[str]:
     if not _is_of(verdict["checkpoint"], facts):
         return []
-    over = f"{plural(verdict['windows_over'], 'passage')} of {plural(verdict['notes_exposed'], 'document')}"
-    known = f" The base already knew {verdict['windows_known']:,} of them." if verdict.get("base") else ""
+    compared = verdict.get("base") and verdict["windows_over"]
+    known = f" The base already knew {verdict['windows_known']:,} of them." if compared else ""
     so_far = " The audit was interrupted." if verdict.get("interrupted") else ""
     return [
-        f"Audit after {plural(verdict['step'], 'step')}: {verdict['verdict']}. {over} have a P(z) of "
-        f"{verdict['threshold']:g} or more, of {plural(verdict['windows'], 'passage')} in "
-        f"{plural(verdict['notes_audited'], 'document')}.{known}{so_far}"
+        f"Audit after {plural(verdict['step'], 'step')}: {verdict['verdict']}. {_sentence(counts_text(verdict))}."
+        f"{known}{so_far}"
     ]
 
 
