@@ -38,6 +38,10 @@ def hf(
 
     The weights are read tensor by tensor and keep their type. Nothing of the folder is executed.
     """
+    from niels_gpt.pretrained.find_model import check_name
+
+    check_name(model, revision=revision)
+
     from niels_gpt.pretrained.imported_run import describe, import_model
     from niels_gpt.pretrained.public_base import public_name
     from niels_gpt.runs.folder import RunFolder

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.model.sizes import number_of_weights
+from niels_gpt.pretrained.find_model import find_folder
 from niels_gpt.pretrained.folder_tokenizer import folder_tokenizer, tokenizer_record
-from niels_gpt.pretrained.model_folder import find_folder, open_folder
+from niels_gpt.pretrained.model_folder import open_folder
 from niels_gpt.pretrained.public_base import public_name, source_record
 from niels_gpt.runs.checkpoint import save_state
 from niels_gpt.runs.folder import RunFolder

@@ -13,8 +13,9 @@ from niels_gpt.config import ModelConfig
 from niels_gpt.config.public_model import is_public
 from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.gpt import GPT
+from niels_gpt.pretrained.find_model import find_folder
 from niels_gpt.pretrained.folder_tokenizer import folder_tokenizer, tokenizer_record
-from niels_gpt.pretrained.model_folder import find_folder, open_folder
+from niels_gpt.pretrained.model_folder import open_folder
 from niels_gpt.runs.checkpoint import build_model, model_config, read_checkpoint
 from niels_gpt.runs.loading import find_run, is_run, tokenizer_path
 from niels_gpt.system import files

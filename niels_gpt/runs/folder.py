@@ -1,4 +1,7 @@
-"""The folder of a run: config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png, environment.json."""
+"""The folder of a run: config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png, environment.json.
+
+Importing this module does not import torch: a wrong path is reported before that.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,22 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from niels_gpt.config import ModelConfig, RunConfig
 from niels_gpt.data.note_selection import SelectedNotes, write_skipped
-from niels_gpt.model.gpt import GPT
 from niels_gpt.runs import environment, source
-from niels_gpt.runs.checkpoint import BASE, CheckpointError, read_checkpoint, save_checkpoint
 from niels_gpt.runs.metrics import encode_line, read_metrics, warn_of_damage
 from niels_gpt.runs.stored_config import copy_path, read_stored_config, write_stored_config
 from niels_gpt.system import files
-from niels_gpt.system.processes import World
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer, ForeignTokenizer, Tokenizer, remove_foreign, write_foreign
+
+if TYPE_CHECKING:
+    import torch
+
+    from niels_gpt.model.gpt import GPT
+    from niels_gpt.system.processes import World
 
 
 class RunFolder:
@@ -215,6 +219,8 @@ class RunFolder:
     @property
     def base(self) -> Path:
         """The path of the frozen weights of a LoRA run."""
+        from niels_gpt.runs.checkpoint import BASE
+
         return self.checkpoints / BASE
 
     def step_files(self) -> list[Path]:
@@ -237,6 +243,8 @@ class RunFolder:
         `latest` changes last: after a kill in between, a resumed run starts from the previous checkpoint. Only the
         newest `keep` numbered checkpoints are kept.
         """
+        from niels_gpt.runs.checkpoint import save_checkpoint
+
         path = self.step_path(step) if numbered else self.best
         if numbered or best:
             save_checkpoint(path, model, optimizer, step, model.config, extra=extra)
@@ -335,6 +343,8 @@ class RunFolder:
             from niels_gpt.runs.sharded_checkpoint import read_head
 
             return read_head(path, verify=verify)
+        from niels_gpt.runs.checkpoint import read_checkpoint
+
         return read_checkpoint(path, device, merge=merge)
 
     def newest_checkpoint(
@@ -345,6 +355,8 @@ class RunFolder:
         Damaged checkpoints are skipped and named in the warnings. Raises CheckpointError if all are damaged. `tensors`
         and `merge` are as for `read`.
         """
+        from niels_gpt.runs.checkpoint import CheckpointError
+
         candidates = [p for p in (*self._pointers(), *self.step_files()) if p.exists()]
         damaged: list[str] = []
         for path in candidates:

@@ -1,4 +1,7 @@
-"""Find runs, and load their models with the tokenizers."""
+"""Find runs, and load their models with the tokenizers.
+
+Importing this module does not import torch: a wrong path is reported before that.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from niels_gpt.cache.writing.encoding import normalize_line_ends
 from niels_gpt.config import RunConfig
-from niels_gpt.model.gpt import GPT
-from niels_gpt.runs.checkpoint import build_model, read_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.pipeline import PipelineFolder
-from niels_gpt.system.device import resolve_device
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, ForeignTokenizer, fits, has_tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from niels_gpt.model.gpt import GPT
 
 RUNS = Path("runs")
 
@@ -151,6 +154,14 @@ def is_run(path: Path) -> bool:
     return path.is_dir() and not (path / "checkpoint.json").is_file()
 
 
+def check_model_path(path: Path) -> None:
+    """Raise ValueError if a path names no run, pipeline or checkpoint, as far as the names of files tell."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: name a run folder (it has a config.yaml), or a checkpoint")
+    if is_run(path) and not RunFolder(path).exists and not PipelineFolder(path).exists:
+        raise ValueError(f"{path} is not a run: it has no config.yaml")
+
+
 def load_run(
     path: str | Path | None = None,
     checkpoint: str | Path | None = None,
@@ -165,10 +176,13 @@ def load_run(
 
     Raises ValueError or OSError if the model cannot be loaded or its tokenizer is not found.
     """
+    if checkpoint is None and path is not None:
+        check_model_path(Path(path))
+    from niels_gpt.runs.checkpoint import build_model, read_checkpoint
+    from niels_gpt.system.device import resolve_device
+
     device = resolve_device(device)
     if checkpoint is None and path is not None and not is_run(Path(path)):
-        if not Path(path).exists():
-            raise ValueError(f"{path} does not exist: name a run folder (it has a config.yaml), or a checkpoint")
         path, checkpoint = None, path
     if checkpoint is not None:
         run = find_run(Path(path)) if path is not None else None
