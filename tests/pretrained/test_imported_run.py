@@ -15,6 +15,7 @@ import yaml
 from niels_gpt import train
 from niels_gpt.cli.main import main
 from niels_gpt.config.yaml_file import config_from_dict, to_dict
+from niels_gpt.pretrained.families import FAMILIES
 from niels_gpt.pretrained.imported_run import describe, import_model
 from niels_gpt.runs.catalog import read_tree, summarize
 from niels_gpt.runs.describe import config_table
@@ -296,3 +297,10 @@ def test_a_second_import_names_the_first(
     assert len(lines) == 1
     other = save(random_model("tinyllama"), tmp_path / "other")
     assert import_model(str(other), RunFolder("runs/other")).earlier == []
+
+
+def test_the_help_names_all_families(capsys: Any) -> None:
+    run_command("import", "hf", "--help")
+    text = capsys.readouterr().out.lower().replace("-", "").replace("\n", " ").replace(" ", "")
+    for model_type in FAMILIES:
+        assert model_type.replace("_", "") in text, model_type
