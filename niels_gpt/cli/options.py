@@ -32,7 +32,7 @@ def output_option(name: str, text: str, *, folder: bool = False) -> Any:
             files.check_output_path(path, name, folder=folder)
         return path
 
-    return typer.Option(name, callback=check, help=text)
+    return typer.Option(name, callback=check, is_eager=True, help=text)  # eager: checked before what is read
 
 
 def config_option(text: str) -> Any:
