@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from niels_gpt.cache.formats import SPLITS, cache_folders
@@ -17,17 +17,21 @@ from niels_gpt.tokenizer import SubwordTokenizer, load_tokenizer
 class CacheFolder:
     """A folder with a tokenizer and caches pretrain/NAME and sft/NAME."""
 
-    def __init__(self, path: str | Path) -> None:
-        """Raises CacheError if the folder or its tokenizer is missing."""
+    def __init__(self, path: str | Path, *, build: Callable[[Sequence[str]], str] | None = None) -> None:
+        """build: what to type to build the caches of these sources (none: all), for messages.
+
+        Raises CacheError if the folder or its tokenizer is missing.
+        """
         self.location = path
         """As given: a path, or a URL."""
         self.path = local_folder(path)
+        self._build_command = build or self._default_command
         try:
             self.tokenizer: SubwordTokenizer = load_tokenizer(self.path / "tokenizer")
         except FileNotFoundError:
             raise CacheError(
                 f"no token caches in {self.location} (no tokenizer/spm.model): build them with "
-                f"{command('cache', 'build-all', '--cache-dir', self.location)}, or set another data.token_cache"
+                f"{self._build_command(())}, or set another data.token_cache"
             ) from None
 
     def names(self, kind: str) -> list[str]:
@@ -42,9 +46,13 @@ class CacheFolder:
         if missing:
             raise CacheError(
                 f"no {kind} cache {', '.join(missing)} in {self.location}: build it "
-                f"({command('cache', 'build', *missing, '--cache-dir', self.location)}), or give {option} only "
-                f"caches that exist: {', '.join(have) or 'there are none'}"
+                f"({self._build_command(missing)}), or give {option} only caches that exist: "
+                f"{', '.join(have) or 'there are none'}"
             )
+
+    def _default_command(self, names: Sequence[str]) -> str:
+        words = ["build", *names] if names else ["build-all"]
+        return command("cache", *words, "--cache-dir", self.location)
 
     def pretrain(self, name: str, split: str, *, T: int, verify: bool = False) -> PretrainTokenStreamDataset:
         """Open the windows of a pretrain cache. Raises CacheError."""

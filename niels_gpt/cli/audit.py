@@ -215,6 +215,8 @@ def _show_base(verdict: AuditVerdict) -> None:
     """Print which passages were known before the fine-tuning."""
     if verdict.base_problem:
         print(f"not compared with the base: {verdict.base_problem}; restore it to see what is new")
+    elif verdict.base and not verdict.windows_over:
+        print(f"compared with the base {verdict.base}")
     elif verdict.base:
         new = verdict.windows_over - verdict.windows_known
         print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,13 +43,13 @@ def show(
 
     from niels_gpt.config.yaml_file import dump_config, to_dict
 
-    configs = _load(name, set_)
+    configs, sections = _load(name, set_), _sections(name)
     if json:
-        trees = {phase: to_dict(config) for phase, config in configs.items()}
+        trees = {phase: to_dict(config, sections=sections) for phase, config in configs.items()}
         print(dumps(trees.get("", trees), indent=2))
         return
     for phase, config in configs.items():
-        print((f"# {phase}\n" if phase else "") + dump_config(config), end="" if not phase else "\n")
+        print((f"# {phase}\n" if phase else "") + dump_config(config, sections=sections), end="" if not phase else "\n")
 
 
 @app.command("explain")
@@ -78,7 +79,7 @@ def _load(name: str, overrides: list[str]) -> dict[str, RunConfig]:
     """Return {"": config}, or the configs of both phases, of a built-in config, a file, a run or a pipeline."""
     from niels_gpt.config.yaml_file import load_config, load_pipeline, read_sections
 
-    folder = next((path for path in (Path(name), Path("runs") / name) if path.is_dir()), None)
+    folder = _folder(name)
     if folder is not None and (folder / "config.yaml").is_file():
         return {"": load_config(folder / "config.yaml", overrides=overrides)}
     if folder is not None and (folder / "pretrain.yaml").is_file():
@@ -96,3 +97,16 @@ def _load(name: str, overrides: list[str]) -> dict[str, RunConfig]:
     if {"pretrain", "sft"} & read_sections(name).keys():
         return load_pipeline(name, overrides=overrides)
     return {"": load_config(name, overrides=overrides)}
+
+
+def _folder(name: str) -> Path | None:
+    """Return the folder of a run or pipeline; None if the name is not that of a folder."""
+    return next((path for path in (Path(name), Path("runs") / name) if path.is_dir()), None)
+
+
+def _sections(name: str) -> Sequence[str]:
+    """Return the sections that a config has; none: all. An imported model was not trained here."""
+    from niels_gpt.runs.source import SECTIONS, is_imported
+
+    folder = _folder(name)
+    return SECTIONS if folder is not None and is_imported(folder) else ()

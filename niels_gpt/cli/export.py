@@ -38,10 +38,11 @@ def hf(
     overwrite: OverwriteOption = False,
     tokenizer: TokenizerOption = None,
 ) -> None:
-    """Write a folder that transformers loads: safetensors, config, tokenizer.json, chat template, model card.
+    """Write a folder for transformers: weights, config, tokenizer, model card.
 
-    A model that was trained on your own text is exported only if an audit of its weights says SAFE. Exit code 3: it
-    recites some of the text; 4: it was not audited, or not all of the text was. --anyway exports it all the same.
+    A model that was trained on your own text is exported only if an audit of its weights says SAFE (--audit runs one).
+    Otherwise nothing is written, and the exit code is 3 if it recites some of the text (NOT SAFE), or 4 if it was not
+    audited, or not all of the text was (NOT JUDGED). --anyway exports it all the same. Code 1 is any other error.
     """
     from niels_gpt.export.run_export import check_folder, export_hf
     from niels_gpt.runs.loading import load_run
@@ -58,7 +59,8 @@ def gguf(
     run: RunArgument = None,
     out: Annotated[Path, typer.Option("--out", help="File to write.", show_default=False)] = ...,  # type: ignore[assignment]
     kind: Annotated[
-        str, choice_option("--type", ("f32", "f16", "q8_0", "q4_0"), "Type of the weights: f32, f16, q8_0 or q4_0.")
+        str,
+        choice_option("--type", ("f32", "f16", "q8_0", "q4_0"), "Type of the weights: f32, f16, q8_0 or q4_0."),
     ] = "f32",
     ollama: Annotated[
         bool, typer.Option("--ollama", help="Also write Modelfile, for Ollama, beside the file.")
@@ -68,9 +70,10 @@ def gguf(
     overwrite: OverwriteOption = False,
     tokenizer: TokenizerOption = None,
 ) -> None:
-    """Write a file for llama.cpp, Ollama and other programs that read GGUF.
+    """Write a GGUF file, for llama.cpp and Ollama.
 
-    The audit and the exit codes are those of `export hf`.
+    A model that was trained on your own text needs an audit, as for `export hf`; the exit codes are 3 (NOT SAFE) and 4
+    (NOT JUDGED). Models that llama.cpp does not compute are refused, and so is tokenizer.model of others.
     """
     from niels_gpt.export.run_export import check_file, export_gguf
     from niels_gpt.runs.loading import load_run

@@ -55,6 +55,8 @@ def generate(
     json: JsonOption = False,
 ) -> None:
     """Continue a text."""
+    run, prompt = split_words(words, checkpoint)
+
     from json import dumps
 
     from niels_gpt.inference.generation import generate_batch, stream_text
@@ -62,7 +64,6 @@ def generate(
     from niels_gpt.system.rng import seeded_or_random
 
     sampling = make_sampling(temperature, top_k, top_p, min_p)
-    run, prompt = split_words(words, checkpoint)
     text = read_stdin() if prompt == "-" else prompt
     if not text:
         raise ValueError("the prompt is empty: give at least one character to continue")

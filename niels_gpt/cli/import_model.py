@@ -22,22 +22,38 @@ def root() -> None:
 def hf(
     model: Annotated[
         str,
-        typer.Argument(metavar="FOLDER_OR_ID", help="A folder in the Hugging Face format, or NAME/MODEL of the Hub."),
+        typer.Argument(
+            metavar="FOLDER_OR_ID",
+            help=(
+                "A folder with config.json and *.safetensors, or a repository of the Hugging Face Hub such as "
+                "HuggingFaceTB/SmolLM2-135M, which is downloaded."
+            ),
+        ),
     ],
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", help="The new run folder; default: runs/ and the name of the model.")
+        Path | None,
+        typer.Option("--run-dir", help="Run folder to create; default: runs/ and the name of the model."),
     ] = None,
     context: Annotated[
-        int | None, typer.Option("--context", min=1, help="Context length; default: the model's, at most 8192.")
+        int | None,
+        typer.Option("--context", min=1, help="Context in tokens; default: the model's, at most 8192."),
     ] = None,
     revision: Annotated[
-        str | None, typer.Option("--revision", help="Branch, tag or commit of a repository of the Hub.")
+        str | None, typer.Option("--revision", help="Branch, tag or commit of a repository; not for a folder.")
     ] = None,
 ) -> None:
-    """Import a model of the families Llama, Mistral, Qwen2, Qwen3, SmolLM3, GPT-NeoX or GPT-2 (safetensors).
+    """Import a public model as a run.
 
-    The weights are read tensor by tensor and keep their type. Nothing of the folder is executed.
+    Families (model_type in config.json): Llama (SmolLM2, TinyLlama, Llama 3.2), Mistral, Qwen2 and Qwen3; SmolLM3 if
+    every layer has RoPE (the published one is refused); GPT-NeoX and GPT-2 as niels-gpt exports them. What is not
+    supported is named before anything is written; see docs/how-to/public-models.md.
+
+    Weights must be safetensors and keep their type. Nothing of the folder is executed.
     """
+    from niels_gpt.pretrained.find_model import check_name
+
+    check_name(model, revision=revision)
+
     from niels_gpt.pretrained.imported_run import describe, import_model
     from niels_gpt.pretrained.public_base import public_name
     from niels_gpt.runs.folder import RunFolder

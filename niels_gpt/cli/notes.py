@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from niels_gpt.cli.options import Count, DeviceOption, JsonOption, OptionalPath, Text
+from niels_gpt.cli.options import Count, DeviceOption, JsonOption, OptionalPath, Text, notes_argument
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
 from niels_gpt.system.command_line import App, Command
 from niels_gpt.system.program import command
@@ -56,7 +56,7 @@ def _group() -> None:
 @app.command("check")
 @takes_note_options
 def check(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Your folder of notes.")],
+    folder: Annotated[Path, notes_argument()],
     note_options: NoteOptions = NoteOptions(),
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 3 if there are secrets.")] = False,
     json: JsonOption = False,
@@ -86,7 +86,7 @@ def check(
 @app.command(DEFAULT, cls=_FolderCommand)
 @takes_note_options
 def folder(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Your folder of notes.")],
+    folder: Annotated[Path, notes_argument()],
     minutes: Annotated[
         float,
         typer.Option(

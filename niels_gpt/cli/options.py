@@ -1,4 +1,8 @@
-"""Options that several commands share. Importing this module loads typer and the config schema, nothing heavy."""
+"""Options that several commands share. Importing this module loads typer and the config schema, nothing heavy.
+
+Paths are checked here, when the options are parsed: a command imports torch when it runs, which takes seconds, and a
+mistyped path is reported before that. The checks are those of the library, in modules that do not import torch.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,33 @@ def output_option(name: str, text: str, *, folder: bool = False) -> Any:
             files.check_output_path(path, name, folder=folder)
         return path
 
-    return typer.Option(name, callback=check, help=text)
+    return typer.Option(name, callback=check, is_eager=True, help=text)  # eager: checked before what is read
+
+
+def config_option(text: str) -> Any:
+    """Return the option --config; a file that does not exist is refused before any work starts."""
+
+    def check(path: OptionalPath) -> OptionalPath:
+        if path is not None:
+            from niels_gpt.config.builtin_configs import find_config
+
+            find_config(path)
+        return path
+
+    return typer.Option("--config", callback=check, help=text)
+
+
+def notes_argument() -> Any:
+    """Return the argument of a folder of notes; one that does not exist is refused before any work starts."""
+
+    def check(ctx: typer.Context, path: Path) -> Path:
+        from niels_gpt.data.note_selection import check_notes_folder
+
+        if not ctx.resilient_parsing:
+            check_notes_folder(path)
+        return path
+
+    return typer.Argument(metavar="FOLDER", callback=check, help="Your folder of notes.")
 
 
 def choice_option(name: str, choices: tuple[str, ...], text: str) -> Any:
@@ -50,10 +80,25 @@ def _newest_by_default(ctx: typer.Context, run: OptionalPath) -> OptionalPath:
     return None if ctx.resilient_parsing else run_or_newest(run, ctx.params.get("checkpoint"))
 
 
+def check_runs(ctx: typer.Context, runs: list[Path] | None) -> list[Path] | None:
+    """Raise ValueError for a path that names no run, pipeline or checkpoint."""
+    from niels_gpt.runs.loading import check_model_path
+
+    for run in runs or () if not ctx.resilient_parsing else ():
+        check_model_path(run)
+    return runs
+
+
 def run_or_newest(run: OptionalPath, checkpoint: OptionalPath) -> OptionalPath:
-    """Return the run, or the newest one if neither it nor a checkpoint was given, and print which."""
-    if run is None and checkpoint is None:
-        from niels_gpt.runs.loading import find_run
+    """Return the run, or the newest one if neither it nor a checkpoint was given, and print which.
+
+    Raises ValueError if there is none.
+    """
+    from niels_gpt.runs.loading import check_model_path, find_run
+
+    if run is not None:
+        check_model_path(run)
+    elif checkpoint is None:
         from niels_gpt.system.console import hint
 
         run = find_run(None).path

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from niels_gpt.cli.options import CacheDirOption, DeviceOption, OptionalPath, ResumeArgument, TrackOption, VerifyOption
+from niels_gpt.cli.options import (
+    CacheDirOption,
+    DeviceOption,
+    OptionalPath,
+    ResumeArgument,
+    TrackOption,
+    VerifyOption,
+    config_option,
+)
 from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
@@ -25,7 +33,7 @@ def pipeline(
     target: ResumeArgument = None,
     config: Annotated[
         OptionalPath,
-        typer.Option("--config", help="YAML file with data, pretrain and sft, or a built-in name; default: v1."),
+        config_option("YAML file with data, pretrain and sft, or a built-in name; default: v1."),
     ] = None,
     run_dir: Annotated[OptionalPath, typer.Option("--run-dir", help="Folder of both runs; default: a new one.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the pipeline RUN.")] = False,
@@ -50,6 +58,9 @@ def pipeline(
     by itself.
     """
     from niels_gpt.cli.train import check_run_dir, chosen_run_dir, print_notes
+
+    run_dir = chosen_run_dir(target, run_dir, resume=resume, resume_if_there=resume_if_there)
+
     from niels_gpt.config.yaml_file import dump_config
     from niels_gpt.runs.loading import claimed_run, find_unfinished_pipeline
     from niels_gpt.runs.pipeline import PipelineFolder
@@ -59,7 +70,6 @@ def pipeline(
 
     with contextlib.ExitStack() as new_folder, open_world("cpu" if print_config else device) as world:
         with world.fail_together():
-            run_dir = chosen_run_dir(target, run_dir, resume=resume, resume_if_there=resume_if_there)
             if resume and run_dir is None and world.size == 1:
                 run_dir = find_unfinished_pipeline().path
                 hint(f"using {run_dir}")

@@ -42,11 +42,6 @@ def report(
     One self-contained HTML file and the same as Markdown: config, data and licences, curves, loss beside xz and gzip,
     samples, speed and hardware, memorization, commands and versions. The run may still be training.
     """
-    from niels_gpt.data.reading.hub import go_offline
-    from niels_gpt.report.document import html_page
-    from niels_gpt.report.document import markdown as to_markdown
-    from niels_gpt.report.run_comparison import comparison
-    from niels_gpt.report.run_report import pipeline_report, read_facts, run_report
     from niels_gpt.runs.catalog import find_runs, locate, pipeline_of, resolve_runs, summarize
     from niels_gpt.runs.describe import unique_names
     from niels_gpt.system import files
@@ -68,6 +63,13 @@ def report(
     text = markdown or (page.with_suffix(".md") if not page.exists() or page.is_file() else None)
     if text == page:
         raise ValueError(f"--out {page} is the HTML page: for Markdown, use --markdown {page}")
+
+    from niels_gpt.data.reading.hub import go_offline
+    from niels_gpt.report.document import html_page
+    from niels_gpt.report.document import markdown as to_markdown
+    from niels_gpt.report.run_comparison import comparison
+    from niels_gpt.report.run_report import pipeline_report, read_facts, run_report
+
     go_offline()  # a report reads what is on this machine
     facts = {name: read_facts(path) for name, path in names.items()}
     if folder is None:

@@ -183,6 +183,7 @@ def _print_details(detail: dict[str, Any], *, show_next: bool) -> None:
     from datetime import datetime
 
     from niels_gpt.runs.describe import value_text
+    from niels_gpt.runs.source import source_text
 
     if detail["state"] == "damaged":
         print(f"  damaged: {detail['problem']}; {_size(detail['disk'])} on disk")
@@ -193,6 +194,7 @@ def _print_details(detail: dict[str, Any], *, show_next: bool) -> None:
     rows = [
         ("state", f"{detail['state']}{steps}, last changed {when}"),
         ("model", f"{task}{detail['parameters']:,} parameters, T={detail['context']}, V={detail['vocabulary']}"),
+        *([("source", source_text(detail["source"]))] if detail["source"] else []),
         *(("data", line) for line in detail["data"]),
     ]
     if detail["best_loss"] is not None:

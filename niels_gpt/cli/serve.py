@@ -13,6 +13,7 @@ from niels_gpt.cli.options import (
     OptionalPath,
     Text,
     WeightsOption,
+    check_runs,
     choice_option,
     complete_runs,
     output_option,
@@ -26,6 +27,7 @@ def serve(
         Optional[list[Path]],  # noqa: UP045 (typer reads it at run time)
         typer.Argument(
             metavar="[RUN]...",
+            callback=check_runs,
             autocompletion=complete_runs,
             show_default=False,
             help="Runs, pipelines or checkpoints; default: the newest run in runs/.",

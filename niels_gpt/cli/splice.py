@@ -22,6 +22,7 @@ from niels_gpt.cli.options import (
     StrideOption,
     WikiOption,
     WindowOption,
+    config_option,
     output_option,
 )
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
@@ -40,9 +41,7 @@ app = App(help="Train on chosen documents at chosen positions.")
 
 ConfigOption = Annotated[
     OptionalPath,
-    typer.Option(
-        "--config", help="YAML file of a splice run, or the name of a built-in one; default: notes, as bytes."
-    ),
+    config_option("YAML file of a splice run, or the name of a built-in one; default: notes, as bytes."),
 ]
 PngOption = Annotated[OptionalPath, output_option("--png", "Write a plot to this file.")]
 HtmlOption = Annotated[OptionalPath, output_option("--html", "Write an HTML page to this file.")]
@@ -177,9 +176,7 @@ def splice_coverage(
 @app.command("study")
 @takes_note_options
 def splice_study(
-    config: Annotated[
-        OptionalPath, typer.Option("--config", help="YAML file of the runs, or a built-in name; default: notes.")
-    ] = None,
+    config: Annotated[OptionalPath, config_option("YAML file of the runs, or a built-in name; default: notes.")] = None,
     vary: Annotated[
         str, typer.Option("--vary", metavar="KEY=A,B,C", help="The config value that differs between runs.")
     ] = "splice.num_docs=1,2,4,8",

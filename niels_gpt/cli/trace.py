@@ -38,6 +38,8 @@ def trace(
     The first call for a run builds an index of its training text in the cache folder. Held-out text is compared, so
     that usual phrases do not count as recited.
     """
+    text, run = split_words(words)
+
     from json import dumps
 
     from niels_gpt.cli.generate_text import read_stdin
@@ -45,7 +47,6 @@ def trace(
     from niels_gpt.runs.loading import load_run
     from niels_gpt.system.progress import progress_bar
 
-    text, run = split_words(words)
     text = read_stdin() if text == "-" else text
     if not text:
         raise ValueError("the text is empty: give at least one character to trace")

@@ -25,6 +25,7 @@ from niels_gpt.cli.options import (
     TrackOption,
     VerifyOption,
     WikiOption,
+    config_option,
 )
 from niels_gpt.data.note_options import NoteOptions, takes_note_options
 from niels_gpt.system.program import command
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 def train(
     target: ResumeArgument = None,
     config: Annotated[
-        OptionalPath, typer.Option("--config", help="YAML file or built-in name (config list); default: the v0 model.")
+        OptionalPath, config_option("YAML file or built-in name (config list); default: the v0 model.")
     ] = None,
     run_dir: Annotated[OptionalPath, typer.Option("--run-dir", help="Run folder; default: a new one in runs/.")] = None,
     steps: Annotated[
@@ -80,6 +81,8 @@ def train(
     After a signal the run is saved, the command to resume is printed, and the exit code is 128 + the signal. Under
     torchrun every process runs this; a run that torchrun restarts resumes by itself.
     """
+    run_dir = chosen_run_dir(target, run_dir, resume=resume, resume_if_there=resume_if_there)
+
     from niels_gpt.config.yaml_file import dump_config, load_config, with_data
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.runs.loading import claimed_run, find_run, find_unfinished_run
@@ -95,7 +98,6 @@ def train(
     data = {"wiki": wiki, "roam": roam, "primer": primer, **note_options.data()}
     with contextlib.ExitStack() as new_folder, open_world("cpu" if print_config else device) as world:
         with world.fail_together():
-            run_dir = chosen_run_dir(target, run_dir, resume=resume, resume_if_there=resume_if_there)
             if resume and run_dir is None and world.size == 1:
                 run_dir = (find_unfinished_run() if steps is None else find_run(None)).path
                 hint(f"using {run_dir}")

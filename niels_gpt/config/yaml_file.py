@@ -197,8 +197,11 @@ def _with_fitting_warmup(tree: Mapping[str, Any], notes: list[str] | None) -> Ma
     return {**tree, "train": {**train, "warmup_steps": warmup}}
 
 
-def dump_config(config: RunConfig) -> str:
-    """Return the resolved config as YAML; `load_config` reads it back to an equal config."""
+def dump_config(config: RunConfig, *, sections: Sequence[str] = ()) -> str:
+    """Return the resolved config as YAML; `load_config` reads it back to an equal config.
+
+    sections: those to write; none: all.
+    """
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -211,16 +214,16 @@ def dump_config(config: RunConfig) -> str:
 
     Dumper.add_representer(str, represent_text)
     _add_float_resolver(Dumper)  # quotes a folder named 1e5, so that it is read back as a string
-    tree = to_dict(config)
+    tree = to_dict(config, sections=sections)
     if config.splice == SpliceConfig():  # not the task splice: forty lines of defaults would only distract
-        del tree["splice"]
+        tree.pop("splice", None)
     return yaml.dump(tree, Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """Convert a dataclass to a nested dict of plain values (tuples become lists)."""
+def to_dict(config: Any, *, sections: Sequence[str] = ()) -> dict[str, Any]:
+    """Convert a dataclass to a nested dict of plain values (tuples become lists). sections: those to keep, or all."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
-    return plain
+    return {key: plain[key] for key in sections} if sections else plain
 
 
 def with_defaults(saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -157,6 +157,16 @@ def _is_intact(name: str, record: Any) -> bool:
     return isinstance(record, dict) and (FIELD not in record or record[FIELD] == checksum({**record, "source": name}))
 
 
+def check_notes_folder(root_dir: str | Path) -> Path:
+    """Return the absolute path of a folder. Raises FileNotFoundError, or NotADirectoryError if it is a file."""
+    root = files.expand_home(root_dir).absolute()
+    if not root.exists():
+        raise FileNotFoundError(f"no folder of notes at {root}")
+    if not root.is_dir():
+        raise NotADirectoryError(f"{root} is a file; give a folder of notes")
+    return root
+
+
 def select_notes(root_dir: str | Path, notes: NotesConfig, *, errors: str = "strict") -> SelectedNotes:
     """Return which files of a folder are read as notes, and which are skipped and why.
 
@@ -164,11 +174,7 @@ def select_notes(root_dir: str | Path, notes: NotesConfig, *, errors: str = "str
     them and files that cannot be read. Raises FileNotFoundError if the folder does not exist, NotADirectoryError if it
     is a file.
     """
-    root = files.expand_home(root_dir).absolute()
-    if not root.exists():
-        raise FileNotFoundError(f"no folder of notes at {root}")
-    if not root.is_dir():
-        raise NotADirectoryError(f"{root} is a file; give a folder of notes")
+    root = check_notes_folder(root_dir)
     return check_contents(select_files(root, notes, is_note=note_filter(notes)), notes, errors=errors)
 
 

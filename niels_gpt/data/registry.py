@@ -149,16 +149,32 @@ def get_source(name: str, data: DataConfig | None = None) -> Source:
     return found[name]
 
 
+YOURS = "yours"
+"""The licence of a user's own text."""
+PACKAGE = "MIT"
+"""The licence of the notes and dialogues that come with the package."""
+
+
 def licence_of(name: str, data: DataConfig) -> str:
-    """Return the licence of a source of a config, or of a token cache with the name of a source; "" if unknown."""
+    """Return the licence of a source of a config; "" if unknown."""
     if name in data.sources:
-        return data.sources[name].licence or "yours"
-    if name in ("roam", "primer") and (path := getattr(data, name)) != "auto":
-        return "MIT" if path == "embedded" else "yours"
+        return data.sources[name].licence or YOURS
+    if name in ("roam", "primer"):
+        return _licence_of_path(resolve_source_path(name, getattr(data, name)))
     if name == "wiki":
         name = "stdlib" if resolve_source_path("wiki", data.wiki) == "embedded" else "wikitext"
     known = sources()
     return known[name].licence if name in known else ""
+
+
+def is_private(licence: str) -> bool:
+    """Whether a text with this licence is, or may be, the user's own: not published by others, as far as is known."""
+    return not licence or YOURS in licence.replace(",", " ").split()
+
+
+def _licence_of_path(path: str) -> str:
+    """Return the licence of notes or dialogues."""
+    return PACKAGE if path in ("embedded", str(embedded.NOTES), str(embedded.PRIMER)) else YOURS
 
 
 def source_of_path(
@@ -192,7 +208,7 @@ def _built_in() -> list[Source]:
         Source(
             "roam",
             "text",
-            "yours, or MIT",
+            _licence_of_path(resolve_source_path("roam")),
             _roam,
             lambda: _local_or_embedded("roam"),
             splits=("train",),
@@ -203,7 +219,7 @@ def _built_in() -> list[Source]:
         Source(
             "primer",
             "chat",
-            "yours, or MIT",
+            _licence_of_path(resolve_source_path("primer")),
             _primer,
             lambda: _local_or_embedded("primer"),
             splits=("train",),
@@ -385,7 +401,7 @@ def _user_source(name: str, config: SourceConfig, notes: NotesConfig, errors: st
     return Source(
         name,
         kind,
-        config.licence or "yours",
+        config.licence or YOURS,
         open_,
         where,
         decodes=True,

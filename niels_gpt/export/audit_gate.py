@@ -11,7 +11,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from niels_gpt.memorization.audit import NOT_JUDGED, NOT_SAFE, SAFE, SMALLEST_STRIDE, AuditVerdict, audit_notes
+from niels_gpt.data.registry import is_private
+from niels_gpt.memorization.audit import (
+    NOT_JUDGED,
+    NOT_SAFE,
+    SAFE,
+    SMALLEST_STRIDE,
+    AuditVerdict,
+    audit_notes,
+    counts_text,
+)
 from niels_gpt.memorization.measure import ExtractionSettings
 from niels_gpt.memorization.membership import run_history, source_names
 from niels_gpt.memorization.run import ProgressBar, no_progress
@@ -23,14 +32,13 @@ from niels_gpt.system import files
 from niels_gpt.system.console import plural
 from niels_gpt.system.json_text import parse_json
 from niels_gpt.system.private_files import keep_private
+from niels_gpt.system.program import command
 from niels_gpt.training.tasks.registry import licence_in
 
 THRESHOLD = 0.001
 """P(z) of a passage that is not safe to publish; the default of `niels-gpt audit`."""
 FOLDER = "export-audit"
 """Folder in the run for the verdict of an audit before an export."""
-PRIVATE = ("yours", "")
-"""Licences that mean: not published by others, as far as is known."""
 _ORDER = (SAFE, NOT_JUDGED, NOT_SAFE)
 
 
@@ -63,12 +71,10 @@ class Clearance:
                 return "Not audited. It was trained on public text only."
             unknown = f"What {self.base} was trained on is not recorded here"
             return f"Not audited. {unknown}" + ("; after that, public text only." if self.trained else ".")
-        found = self.verdict
         return (
-            f"{found['verdict']}: {_recited(found)} have a P(z) of {found['threshold']:g} or more, of "
-            f"{plural(found['windows'], 'passage')} in {plural(found['notes_audited'], 'document')} of the "
-            "training text. P(z) is the probability that the model, given the first half of a passage, continues with "
-            "exactly the second half. Paraphrases and short secrets are not covered."
+            f"{self.verdict['verdict']}: {counts_text(self.verdict)} of the training text. P(z) is the probability "
+            "that the model, given the first half of a passage, continues with exactly the second half. Paraphrases "
+            "and short secrets are not covered."
         )
 
 
@@ -93,7 +99,7 @@ def private_sources(loaded: LoadedRun) -> list[str]:
     for config, _ in run_history(loaded, problems):
         for name in source_names(config):
             name = name or "roam"
-            if licence_in(config, name).split(",")[0] in PRIVATE:
+            if is_private(licence_in(config, name)):
                 found[name] = None
     return [*found, *problems]
 
@@ -124,6 +130,9 @@ def _worst(verdicts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 def audit(loaded: LoadedRun, *, progress: ProgressBar = no_progress) -> AuditVerdict:
     """Audit the model on its own training text, as `niels-gpt audit` does, and store the verdict in the run."""
+    if loaded.home is not None:
+        measure = command("audit", loaded.home.path, "--notes", "FOLDER")
+        loaded.home.check_data(f"omit --audit; {measure} measures what it knows of your notes")
     T = loaded.model.config.T
     settings = ExtractionSettings.fitting(T, window=None, prompt=None, stride=SMALLEST_STRIDE, greedy=0)
     result = audit_notes(loaded, None, settings, threshold=THRESHOLD, exact=False, adapt_stride=True, progress=progress)

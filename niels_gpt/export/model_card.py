@@ -11,7 +11,7 @@ from pathlib import Path
 
 from niels_gpt import __version__
 from niels_gpt.export.audit_gate import Clearance
-from niels_gpt.pretrained.model_folder import is_repository
+from niels_gpt.pretrained.find_model import is_repository
 from niels_gpt.pretrained.public_base import PublicBase, public_base
 from niels_gpt.report.document import Block, Document, Facts, Lead, Paragraph, Section, Text, markdown
 from niels_gpt.report.run_report import NOT_RECORDED, RunFacts, data_blocks, read_facts, score_table

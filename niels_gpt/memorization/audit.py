@@ -6,7 +6,7 @@ import dataclasses
 import math
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -189,6 +189,15 @@ def audit_notes(
         interrupted=interrupted,
     )
     return AuditResult(verdict, measured, skipped)
+
+
+def counts_text(verdict: Mapping[str, Any]) -> str:
+    """How many passages of an audit, given its fields, are at or over the threshold, and of how many."""
+    number = verdict["windows_over"]
+    over = f"{plural(number, 'passage')} of {plural(verdict['notes_exposed'], 'document')}" if number else "no passage"
+    measured = f"{plural(verdict['windows'], 'passage')} in {plural(verdict['notes_audited'], 'document')}"
+    has = "has" if number <= 1 else "have"
+    return f"{over} {has} a P(z) of {verdict['threshold']:g} or more, of {measured}"
 
 
 def _evenly(length: int, most: int) -> list[int]:

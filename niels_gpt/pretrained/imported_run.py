@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from niels_gpt.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from niels_gpt.config import ModelConfig
 from niels_gpt.model.sizes import number_of_weights
+from niels_gpt.pretrained.find_model import find_folder
 from niels_gpt.pretrained.folder_tokenizer import folder_tokenizer, tokenizer_record
-from niels_gpt.pretrained.model_folder import find_folder, open_folder
-from niels_gpt.pretrained.public_base import source_record
+from niels_gpt.pretrained.model_folder import open_folder
+from niels_gpt.pretrained.public_base import public_name, source_record
 from niels_gpt.runs.checkpoint import save_state
 from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.loading import list_runs
+from niels_gpt.runs.source import read_source
 from niels_gpt.system import files
 from niels_gpt.system.atomic_folder import atomic_folder
 from niels_gpt.system.private_files import keep_private
@@ -38,6 +41,8 @@ class Imported(NamedTuple):
     """The longest context that the model was made for."""
     tokenizer: AnyTokenizer | None
     """None: the folder has none."""
+    earlier: Sequence[Path] = ()
+    """Runs in runs/ that were imported before from a model of the same name."""
 
 
 def import_model(
@@ -64,6 +69,7 @@ def import_model(
     opened = open_folder(find_folder(name, revision=revision))
     config = with_context(opened.config, context)
     tokenizer = folder_tokenizer(opened)
+    earlier = [other.path for other in list_runs() if _is_import_of(other, public_name(name))]
     keep_private([opened.path, *opened.path.glob("*.safetensors")])
     total, done = sum(stored.nbytes for _, stored in opened.tensors), 0
 
@@ -81,15 +87,13 @@ def import_model(
                 built.write_tokenizer(tokenizer)
             save_state(built.best, state, None, 0, config, extra={"data": tokenizer_record(tokenizer)})
             files.write_json(built.source_path, source_record(name, opened))
-            built.write_config(_run_config(config))
-    return Imported(
-        run, opened.path, opened.family.model_type, config, number_of_weights(config), opened.config.T, tokenizer
-    )
+            built.write_imported_config(config)
+    model_type, weights = opened.family.model_type, number_of_weights(config)
+    return Imported(run, opened.path, model_type, config, weights, opened.config.T, tokenizer, earlier)
 
 
-def _run_config(config: ModelConfig) -> RunConfig:
-    """The config of a run without steps, from which others are trained."""
-    return RunConfig(task="pretrain", model=config, train=TrainConfig(total_steps=1, warmup_steps=0), data=DataConfig())
+def _is_import_of(run: RunFolder, name: str) -> bool:
+    return (read_source(run.path) or {}).get("name") == name
 
 
 def with_context(config: ModelConfig, context: int | None) -> ModelConfig:
@@ -115,4 +119,6 @@ def describe(imported: Imported) -> list[str]:
         next_command = command("chat", imported.run.path, "--tokenizer", "FOLDER")
     elif imported.tokenizer is not None and imported.tokenizer.loss_notice is not None:
         lines.append(imported.tokenizer.loss_notice)
+    if imported.earlier:
+        lines.append(f"a model of this name was imported before: {', '.join(map(str, imported.earlier))}")
     return [*lines, f"run folder: {imported.run.path}", f"next: {next_command}"]

@@ -13,11 +13,13 @@ from niels_gpt.config import ModelConfig
 from niels_gpt.config.public_model import is_public
 from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.gpt import GPT
+from niels_gpt.pretrained.find_model import find_folder
 from niels_gpt.pretrained.folder_tokenizer import folder_tokenizer, tokenizer_record
-from niels_gpt.pretrained.model_folder import find_folder, open_folder
+from niels_gpt.pretrained.model_folder import open_folder
 from niels_gpt.runs.checkpoint import build_model, model_config, read_checkpoint
-from niels_gpt.runs.loading import find_run, is_run
+from niels_gpt.runs.loading import find_run, is_run, tokenizer_path
 from niels_gpt.system import files
+from niels_gpt.tokenizer import has_tokenizer
 
 
 class InitialWeights(NamedTuple):
@@ -59,6 +61,14 @@ def initial_model(init_from: str) -> ModelConfig:
         except ValueError:  # damaged; the checkpoint itself counts
             pass
     return model_config(read_checkpoint(path, "cpu")["config"], where=str(path))
+
+
+def initial_tokenizer(init_from: str) -> Path | None:
+    """The file or folder of the tokenizer of what `init_from` names; None if it has none. Raises ValueError."""
+    path = initial_path(init_from)
+    if not is_public(init_from):
+        return tokenizer_path(path)
+    return path if has_tokenizer(path) else None
 
 
 def open_initial(init_from: str, device: str) -> InitialWeights:

@@ -1,9 +1,8 @@
-"""A folder with a model in the Hugging Face format: its config.json, its tensors, and where it comes from."""
+"""A folder with a model in the Hugging Face format: its config.json and its tensors."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +11,13 @@ from typing import Any
 import torch
 
 from niels_gpt.config import ModelConfig
-from niels_gpt.config.public_model import folder_or_id
 from niels_gpt.model.sizes import weight_shapes
 from niels_gpt.pretrained.families import Family, family_of_options
 from niels_gpt.pretrained.layouts import Placed, Same
 from niels_gpt.pretrained.safetensors_file import StoredTensor, read_header
-from niels_gpt.system import files
 
 MOST_NAMED = 8
 """Tensors of each kind that an error names."""
-WANTED = [
-    "config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json",
-    "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "README.md",
-]  # fmt: skip
-"""What is downloaded of a repository: weights as safetensors, tokenizer, options. No pickles and no code."""
-_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -202,54 +193,3 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 # --- where a model comes from -----------------------------------------------------------------------------
-
-
-def is_repository(name: str) -> bool:
-    """Whether a name has the form of a repository of the Hub: NAME/MODEL."""
-    return _REPOSITORY.fullmatch(name) is not None
-
-
-def find_folder(name: str, *, revision: str | None = None) -> Path:
-    """The folder of a model: `name` itself if it is one, else a repository of the Hub, downloaded unless it is cached.
-
-    name: a path or NAME/MODEL, with or without `hf:`. Raises ValueError or OSError with a reason.
-    """
-    name = folder_or_id(name)
-    folder = files.expand_home(name)
-    if folder.is_dir():
-        return folder
-    if folder.is_file():
-        raise ValueError(f"{name} is a file: name the folder that contains config.json and *.safetensors")
-    if not is_repository(name):
-        raise ValueError(f"{name} is neither a folder nor the name of a repository (NAME/MODEL)")
-    return _download(name, revision)
-
-
-def _download(name: str, revision: str | None) -> Path:
-    import huggingface_hub
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    try:
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=WANTED))
-    except GatedRepoError:
-        raise ValueError(f"{name} is gated: accept its terms on its page, and log in with `hf auth login`") from None
-    except RepositoryNotFoundError:
-        raise ValueError(f"there is no folder {name} here, and no repository {name} on the Hugging Face Hub") from None
-    except RevisionNotFoundError:
-        raise ValueError(f"the repository {name} has no revision {revision}") from None
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as err:
-        if huggingface_hub.constants.HF_HUB_OFFLINE:
-            reason, remedy = "HF_HUB_OFFLINE is set", "unset it"
-        else:
-            reason, remedy = (str(err).strip().splitlines() or [type(err).__name__])[0], "connect to the network"
-        raise ValueError(
-            f"{name} is neither a folder nor in the cache of the Hugging Face Hub, and it cannot be downloaded "
-            f"({reason}): {remedy}, or name a folder with config.json and *.safetensors"
-        ) from None

@@ -10,6 +10,7 @@ from niels_gpt.config.public_model import folder_or_id
 from niels_gpt.pretrained.model_folder import ModelFolder
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.history import history
+from niels_gpt.runs.source import read_source
 from niels_gpt.system import files
 from niels_gpt.system.json_text import parse_json
 
@@ -59,11 +60,8 @@ def public_base(run: RunFolder) -> PublicBase | None:
 
 def _read_source(run: RunFolder) -> PublicBase | None:
     """What source.json of an imported model says; None if it is damaged."""
-    try:
-        source = parse_json(run.source_path.read_bytes())
-        return PublicBase(str(source["name"]), str(source["licence"]), bool(source.get("private_text")))
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    source = read_source(run.path)
+    return None if source is None else PublicBase(source["name"], source["licence"], bool(source.get("private_text")))
 
 
 def _says_private(folder: Path) -> bool:

@@ -33,9 +33,15 @@ def comparison(runs: Mapping[str, RunFacts]) -> Document:
             Section("Curves", _curves(runs)),
             Section("Config values that differ", _config(runs)),
             Section("Environment", _environment(runs)),
-            Section("Reproduce", [Text("\n".join(reproduce_command(facts) for facts in runs.values()))]),
+            Section("Reproduce", _reproduce(runs)),
         ],
     )
+
+
+def _reproduce(runs: Mapping[str, RunFacts]) -> list[Block]:
+    """Return the commands that train the runs again; imported models have none."""
+    commands = [reproduce_command(facts) for facts in runs.values() if facts.detail["state"] != "imported"]
+    return [Text("\n".join(commands)) if commands else Paragraph("Imported models: no step was trained here.")]
 
 
 def _by_run(heading: str, values: Mapping[str, Mapping[str, str]]) -> Table:

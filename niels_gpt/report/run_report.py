@@ -21,6 +21,7 @@ import numpy as np
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import dump_config, load_config
 from niels_gpt.data.note_selection import Skipped
+from niels_gpt.memorization.audit import counts_text
 from niels_gpt.report.charts import Series
 from niels_gpt.report.curves import EACH_STEP, SMOOTHED, loss_curves, loss_limits
 from niels_gpt.report.document import (
@@ -43,6 +44,7 @@ from niels_gpt.runs.catalog import pipeline_of, read_tree, stored_scores
 from niels_gpt.runs.describe import describe, value_text
 from niels_gpt.runs.environment import DIVERGED, FAILED, STOPPED, Environment, read_environment
 from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.source import SECTIONS, source_text
 from niels_gpt.runs.validation import is_over_bytes
 from niels_gpt.system import files
 from niels_gpt.system.console import error_message, format_duration, one_line, plural, short_number
@@ -153,7 +155,7 @@ def _sections(facts: RunFacts, memorization: Sequence[Path]) -> list[Section]:
 
 def _result(facts: RunFacts) -> list[Block]:
     detail = facts.detail
-    lines = ["An imported model, without training steps."]
+    lines = ["An imported model: no step was trained here."]
     if detail["steps"] is not None:
         lines = [f"{_sentence(facts.state)}: {detail['steps']:,} of {plural(detail['total_steps'], 'step')}."]
     last = facts.environment.sessions[-1] if facts.environment and facts.environment.sessions else None
@@ -170,6 +172,7 @@ def _result(facts: RunFacts) -> list[Block]:
     elif facts.lines:
         lines.append("No evaluation is recorded yet.")
     rows = [
+        *([("Imported from", source_text(detail["source"]))] if detail["source"] else []),
         *([("Task", detail["task"])] if detail["task"] is not None else []),
         ("Parameters", f"{detail['parameters']:,}"),
         ("Context", f"{detail['context']:,} {facts.unit}s"),
@@ -458,13 +461,12 @@ def _memorization(facts: RunFacts, others: Sequence[Path]) -> list[Block]:
 def _audit_lines(verdict: dict[str, Any], facts: RunFacts) -> list[str]:
     if not _is_of(verdict["checkpoint"], facts):
         return []
-    over = f"{plural(verdict['windows_over'], 'passage')} of {plural(verdict['notes_exposed'], 'document')}"
-    known = f" The base already knew {verdict['windows_known']:,} of them." if verdict.get("base") else ""
+    compared = verdict.get("base") and verdict["windows_over"]
+    known = f" The base already knew {verdict['windows_known']:,} of them." if compared else ""
     so_far = " The audit was interrupted." if verdict.get("interrupted") else ""
     return [
-        f"Audit after {plural(verdict['step'], 'step')}: {verdict['verdict']}. {over} have a P(z) of "
-        f"{verdict['threshold']:g} or more, of {plural(verdict['windows'], 'passage')} in "
-        f"{plural(verdict['notes_audited'], 'document')}.{known}{so_far}"
+        f"Audit after {plural(verdict['step'], 'step')}: {verdict['verdict']}. {_sentence(counts_text(verdict))}."
+        f"{known}{so_far}"
     ]
 
 
@@ -491,7 +493,8 @@ def _config(facts: RunFacts, config: RunConfig) -> list[Block]:
     ]
     columns = [Column("Key", text=True), Column("Value", text=True), Column("Default", text=True)]
     changed: Block = Table(columns, rows) if rows else Paragraph("All values are the defaults.")
-    return [changed, Details("config.yaml, every key", [Text(dump_config(config))])]
+    sections = SECTIONS if facts.detail["state"] == "imported" else ()
+    return [changed, Details("config.yaml, every key", [Text(dump_config(config, sections=sections))])]
 
 
 def reproduce_command(facts: RunFacts) -> str:

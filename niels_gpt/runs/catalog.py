@@ -21,6 +21,7 @@ from niels_gpt.config import ModelConfig
 from niels_gpt.config.yaml_file import with_defaults
 from niels_gpt.model.sizes import number_of_weights
 from niels_gpt.runs.metrics import read_metrics, warn_of_damage
+from niels_gpt.runs.source import SECTIONS, is_imported
 from niels_gpt.runs.stored_config import warn_of_changes
 from niels_gpt.runs.validation import bits_per_byte, eval_name, selection_loss
 from niels_gpt.system import files
@@ -132,7 +133,7 @@ def _progress(path: Path) -> dict[str, Any]:
     """Return the fields of a RunSummary that its config and metrics give. Raises what a damaged file can raise."""
     config = read_tree(path)
     parameters = number_of_weights(ModelConfig.of(config["model"]))
-    if (path / "source.json").exists():
+    if is_imported(path):
         return {"state": "imported", "parameters": parameters}
     last, evaluated = _read_metrics(path / "metrics.jsonl")
     steps, total = (last["step"] + 1 if last else 0), config["train"]["total_steps"]
@@ -155,7 +156,10 @@ def _progress(path: Path) -> dict[str, Any]:
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """Return config.yaml of a run as a dict, completed with defaults; values are not checked. Raises ValueError."""
+    """Return config.yaml of a run as a dict, completed with defaults; values are not checked. Raises ValueError.
+
+    An imported model has no sections but those of `source.SECTIONS`.
+    """
     import yaml
 
     file = path / "config.yaml"
@@ -171,9 +175,10 @@ def read_tree(path: Path) -> dict[str, Any]:
         raise ValueError("it has no config.yaml") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
         raise ValueError("config.yaml is not valid YAML") from None
-    if not isinstance(tree, dict) or not all(isinstance(tree.get(key), dict) for key in ("model", "train")):
+    needed = SECTIONS if is_imported(path) else ("model", "train")
+    if not isinstance(tree, dict) or not all(isinstance(tree.get(key), dict) for key in needed):
         raise ValueError("config.yaml is not the config of a run")
-    tree = with_defaults(tree)
+    tree = with_defaults({key: tree[key] for key in SECTIONS} if is_imported(path) else tree)
     warn_of_changes(file, tree)
     return tree
 

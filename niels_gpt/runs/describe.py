@@ -11,6 +11,7 @@ from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import differences, load_config, to_dict
 from niels_gpt.runs.catalog import PHASES, disk_usage, pipeline_of, read_tree, summarize
 from niels_gpt.runs.metrics import read_metrics
+from niels_gpt.runs.source import SECTIONS, read_source
 from niels_gpt.system.files import display_path
 from niels_gpt.system.program import command
 
@@ -32,20 +33,27 @@ def describe(path: Path) -> dict[str, Any]:
         **detail,
         "context": config.model.T,
         "vocabulary": config.model.V,
+        "source": read_source(path),
         "data": [] if imported else _data(config),
         "last_evals": {name: value for name, value in _last_evals(path).items() if "/" not in name},
         "last": {key: value for key, value in last.items() if key != "evals"} or None,
         "checkpoints": checkpoints,
         "same_files": _same_files(path),
-        "differences": {k: pair for k, pair in _changes(config).items() if not imported or k.startswith("model.")},
+        "differences": _changes(config, SECTIONS if imported else ()),
         "next": _next_commands(path, config, summary.state, bool(checkpoints)),
     }
 
 
 def config_table(runs: Mapping[str, Path]) -> dict[str, list[Any]]:
-    """Return {dotted key: one value per run} of the config keys whose values are not all equal."""
+    """Return {dotted key: one value per run} of the config keys whose values are not all equal.
+
+    Imported models are compared with the others by the sections that they have.
+    """
     trees = [read_tree(path) for path in runs.values()]
-    keys = dict.fromkeys(key for tree in trees[1:] for key in differences(trees[0], tree))
+    models = [{key: tree[key] for key in SECTIONS} for tree in trees]
+    trained = [tree for tree in trees if "train" in tree]
+    groups = (group for group in (trained, models) if group)
+    keys = dict.fromkeys(key for first, *rest in groups for tree in rest for key in differences(first, tree))
     return {key: [_value(tree, key) for tree in trees] for key in keys}
 
 
@@ -116,9 +124,12 @@ def _value(tree: Any, key: str) -> Any:
     return tree
 
 
-def _changes(config: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Return {key: (default, value)} of what differs from the defaults of the task; paths of data stand elsewhere."""
-    found = differences(to_dict(RunConfig(task=config.task)), to_dict(config))
+def _changes(config: RunConfig, sections: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    """Return {key: (default, value)} of what differs from the defaults of the task; paths of data stand elsewhere.
+
+    sections: those to compare; none: all.
+    """
+    found = differences(to_dict(RunConfig(task=config.task), sections=sections), to_dict(config, sections=sections))
     return {key: pair for key, pair in found.items() if not key.startswith(("data.", "model.D"))}
 
 

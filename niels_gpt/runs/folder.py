@@ -1,4 +1,7 @@
-"""The folder of a run: config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png, environment.json."""
+"""The folder of a run: config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png, environment.json.
+
+Importing this module does not import torch: a wrong path is reported before that.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,24 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from niels_gpt.config import RunConfig
+from niels_gpt.config import ModelConfig, RunConfig
 from niels_gpt.data.note_selection import SelectedNotes, write_skipped
-from niels_gpt.model.gpt import GPT
-from niels_gpt.runs import environment
-from niels_gpt.runs.checkpoint import BASE, CheckpointError, read_checkpoint, save_checkpoint
+from niels_gpt.runs import environment, source
 from niels_gpt.runs.metrics import encode_line, read_metrics, warn_of_damage
 from niels_gpt.runs.stored_config import copy_path, read_stored_config, write_stored_config
 from niels_gpt.system import files
-from niels_gpt.system.processes import World
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer, ForeignTokenizer, Tokenizer, remove_foreign, write_foreign
+
+if TYPE_CHECKING:
+    import torch
+
+    from niels_gpt.model.gpt import GPT
+    from niels_gpt.system.processes import World
 
 
 class RunFolder:
@@ -39,7 +43,7 @@ class RunFolder:
         self.foreign_tokenizer = self.path / "tokenizer"
         self.skipped_path = self.path / "skipped.json"
         self.environment_path = self.path / environment.FILE
-        self.source_path = self.path / "source.json"
+        self.source_path = self.path / source.FILE
 
     @property
     def exists(self) -> bool:
@@ -49,7 +53,7 @@ class RunFolder:
     @property
     def imported(self) -> bool:
         """Whether the run is an imported model, which has no steps: other runs start from it (`init_from`)."""
-        return self.source_path.exists()
+        return source.is_imported(self.path)
 
     @property
     def no_data(self) -> str:
@@ -90,13 +94,23 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the run for writing. Raises ValueError if another process is training into it."""
+        """Lock the run for writing. Raises ValueError if another process is training into it.
+
+        A run that has not begun by the end of the block (it has no config.yaml) leaves the disk as it was.
+        """
+        lock = self.path / "run.lock"
+        created = [path for path in (self.checkpoints, self.samples, lock, self.path) if not path.exists()]
+        created += [path for path in self.path.parents if not path.exists()]
         try:
-            with files.lock(self.path / "run.lock", wait=files.LOCK_SECONDS):
+            with files.lock(lock, wait=files.LOCK_SECONDS):
                 for folder in (self.checkpoints, self.samples):
                     folder.mkdir(parents=True, exist_ok=True)
                     files.remove_temporaries(folder, ours=True)
-                yield
+                try:
+                    yield
+                finally:
+                    if not self.exists:
+                        _remove_unused(created)
         except BlockingIOError:
             raise ValueError(
                 f"another process is training into {self.path}: wait for it, or choose another folder"
@@ -105,6 +119,10 @@ class RunFolder:
     def write_config(self, config: RunConfig) -> None:
         """Write config.yaml, with absolute paths: commands on the run work from any folder."""
         write_stored_config(self.config_path, config)
+
+    def write_imported_config(self, model: ModelConfig) -> None:
+        """Write config.yaml of an imported model: the model alone."""
+        write_stored_config(self.config_path, RunConfig(model=model), sections=source.SECTIONS)
 
     def write_tokenizer(self, tokenizer: AnyTokenizer) -> None:
         """Write a copy of the tokenizer, so that the run is self-contained; bytes need none."""
@@ -201,6 +219,8 @@ class RunFolder:
     @property
     def base(self) -> Path:
         """The path of the frozen weights of a LoRA run."""
+        from niels_gpt.runs.checkpoint import BASE
+
         return self.checkpoints / BASE
 
     def step_files(self) -> list[Path]:
@@ -223,6 +243,8 @@ class RunFolder:
         `latest` changes last: after a kill in between, a resumed run starts from the previous checkpoint. Only the
         newest `keep` numbered checkpoints are kept.
         """
+        from niels_gpt.runs.checkpoint import save_checkpoint
+
         path = self.step_path(step) if numbered else self.best
         if numbered or best:
             save_checkpoint(path, model, optimizer, step, model.config, extra=extra)
@@ -321,6 +343,8 @@ class RunFolder:
             from niels_gpt.runs.sharded_checkpoint import read_head
 
             return read_head(path, verify=verify)
+        from niels_gpt.runs.checkpoint import read_checkpoint
+
         return read_checkpoint(path, device, merge=merge)
 
     def newest_checkpoint(
@@ -331,6 +355,8 @@ class RunFolder:
         Damaged checkpoints are skipped and named in the warnings. Raises CheckpointError if all are damaged. `tensors`
         and `merge` are as for `read`.
         """
+        from niels_gpt.runs.checkpoint import CheckpointError
+
         candidates = [p for p in (*self._pointers(), *self.step_files()) if p.exists()]
         damaged: list[str] = []
         for path in candidates:
@@ -349,6 +375,13 @@ class RunFolder:
             if path.exists():
                 return path
         raise ValueError(f"{self.path} has no checkpoint yet: train first ({self.resume_command})")
+
+
+def _remove_unused(paths: Iterable[Path]) -> None:
+    """Remove lock files and empty folders in this order, up to the first folder that is not empty."""
+    with contextlib.suppress(OSError):
+        for path in paths:
+            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _remove(path: Path) -> None:

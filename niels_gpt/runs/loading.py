@@ -1,4 +1,7 @@
-"""Find runs, and load their models with the tokenizers."""
+"""Find runs, and load their models with the tokenizers.
+
+Importing this module does not import torch: a wrong path is reported before that.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from niels_gpt.cache.writing.encoding import normalize_line_ends
 from niels_gpt.config import RunConfig
-from niels_gpt.model.gpt import GPT
-from niels_gpt.runs.checkpoint import build_model, read_checkpoint
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.pipeline import PipelineFolder
-from niels_gpt.system.device import resolve_device
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, ForeignTokenizer, fits, has_tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from niels_gpt.model.gpt import GPT
 
 RUNS = Path("runs")
 
@@ -61,8 +64,9 @@ class LoadedRun(NamedTuple):
 
     @property
     def config(self) -> RunConfig | None:
-        """The config of the run; None for a checkpoint outside a run folder (`model.config` always exists)."""
-        return self.home.read_config() if self.home is not None else None
+        """The config that the model was trained with; None if it was not trained in a run folder: an imported model, or
+        a checkpoint from elsewhere. `model.config` always exists."""
+        return self.home.read_config() if self.home is not None and not self.home.imported else None
 
 
 def new_run(name: str) -> RunFolder:
@@ -158,6 +162,14 @@ def is_run(path: Path) -> bool:
     return path.is_dir() and not (path / "checkpoint.json").is_file()
 
 
+def check_model_path(path: Path) -> None:
+    """Raise ValueError if a path names no run, pipeline or checkpoint, as far as the names of files tell."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: name a run folder (it has a config.yaml), or a checkpoint")
+    if is_run(path) and not RunFolder(path).exists and not PipelineFolder(path).exists:
+        raise ValueError(f"{path} is not a run: it has no config.yaml")
+
+
 def load_run(
     path: str | Path | None = None,
     checkpoint: str | Path | None = None,
@@ -175,10 +187,13 @@ def load_run(
 
     Raises ValueError or OSError if the model cannot be loaded or its tokenizer is not found.
     """
+    if checkpoint is None and path is not None:
+        check_model_path(Path(path))
+    from niels_gpt.runs.checkpoint import build_model, read_checkpoint
+    from niels_gpt.system.device import resolve_device
+
     device = resolve_device(device)
     if checkpoint is None and path is not None and not is_run(Path(path)):
-        if not Path(path).exists():
-            raise ValueError(f"{path} does not exist: name a run folder (it has a config.yaml), or a checkpoint")
         path, checkpoint = None, path
     if checkpoint is not None:
         run = find_run(Path(path)) if path is not None else None
@@ -202,6 +217,14 @@ def load_run(
     return LoadedRun(model, saved["step"], file, run, found, data)
 
 
+def tokenizer_path(checkpoint: Path, run: RunFolder | None = None) -> Path | None:
+    """The tokenizer of the run, beside the checkpoint or one folder up: tokenizer.model or tokenizer/; None: none."""
+    folders = [*([run.path] if run else []), checkpoint.parent, checkpoint.parent.parent]
+    candidates = [folder / name for folder in folders for name in ("tokenizer.model", "tokenizer")]
+    found = (path for path in candidates if path.is_file() or (path.is_dir() and has_tokenizer(path)))
+    return next(found, None)
+
+
 def find_tokenizer(
     V: int, checkpoint: Path, run: RunFolder | None, named: Path | None = None, *, has_option: bool = True
 ) -> AnyTokenizer:
@@ -211,13 +234,10 @@ def find_tokenizer(
     those that a tokenizer of others lacks. has_option: as for `load_run`. Raises ValueError if there is none, or if its
     vocabulary is not the model's.
     """
-    folders = [*([run.path] if run else []), checkpoint.parent, checkpoint.parent.parent]
-    candidates = [folder / name for folder in folders for name in ("tokenizer.model", "tokenizer")]
-    found = [path for path in candidates if path.is_file() or (path.is_dir() and has_tokenizer(path))]
-    path = named if named is not None else next(iter(found), None)
+    path = named if named is not None else tokenizer_path(checkpoint, run)
     if path is None:
         if V > 256:
-            copy = f"copy that of the model into {folders[0]}"
+            copy = f"copy that of the model into {checkpoint.parent if run is None else run.path}"
             raise ValueError(
                 f"{checkpoint} has a vocabulary of {V} tokens, but there is no tokenizer.model beside it (nor a folder "
                 f"tokenizer/ with tokenizer.json): {'name it with --tokenizer' if has_option else copy}"

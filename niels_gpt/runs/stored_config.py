@@ -7,7 +7,7 @@ A difference between them is reported with the keys, so that a damaged value doe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,14 @@ def copy_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.json")
 
 
-def write_stored_config(path: Path, config: RunConfig) -> None:
-    """Write a config, with absolute paths: commands on the run work from any folder."""
+def write_stored_config(path: Path, config: RunConfig, *, sections: Sequence[str] = ()) -> None:
+    """Write a config, with absolute paths: commands on the run work from any folder.
+
+    sections: those to write; none: all.
+    """
     config = with_absolute_paths(config)
-    files.write_text(path, dump_config(config))
-    write_checked_json(copy_path(path), to_dict(config))
+    files.write_text(path, dump_config(config, sections=sections))
+    write_checked_json(copy_path(path), to_dict(config, sections=sections))
 
 
 def read_stored_config(path: Path) -> RunConfig:
@@ -50,7 +53,8 @@ def warn_of_changes(path: Path, found: Mapping[str, Any]) -> None:
     except DamagedJSON as err:
         warnings.warn(f"{copy_path(path)} is damaged ({err}): cannot tell whether {path} has changed", stacklevel=1)
         return
-    changed = differences({key: value for key, value in written.items() if key in found}, found)
+    both = [key for key in written if key in found]
+    changed = differences({key: written[key] for key in both}, {key: found[key] for key in both})
     if changed:
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
         warnings.warn(f"{path} has changed since it was written: {listed}", stacklevel=1)

@@ -21,7 +21,12 @@ def headline_evals(evals: Mapping[str, float]) -> dict[str, float]:
 
 
 def is_over_bytes(config: Mapping[str, Any]) -> bool:
-    """Whether a run, given its config as a dict, predicts bytes: its losses are then per byte."""
+    """Whether a run, given its config as a dict, predicts bytes: its losses are then per byte.
+
+    An imported model has no task: one with a larger vocabulary predicts tokens.
+    """
+    if "task" not in config:
+        return bool(config["model"]["V"] <= 256)
     if config["task"] == "splice":
         return bool(config.get("splice", {}).get("documents", "bytes") == "bytes")
     return bool(config["task"] == "bytes")

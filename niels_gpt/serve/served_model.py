@@ -146,7 +146,7 @@ def serve_run(loaded: LoadedRun, name: str, engine: Engine, limits: Limits, *, t
         Admission(limits),
         created=int(loaded.path.stat().st_mtime),
         step=loaded.step,
-        task=None if loaded.run is None else loaded.run.read_config().task,
+        task=loaded.config.task if loaded.run is not None and loaded.config is not None else None,
         run=None if home is None else home.path,
         loaded=loaded._replace(model=engine.model),
     )

@@ -37,7 +37,8 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     except OSError as err:
         if err.errno is None:
             raise
-        raise files.cannot_write(err, path, "; the previous folder is intact" if path.exists() else "") from err
+        had_files = path.is_dir() and any(path.iterdir())  # an empty one is a claimed name
+        raise files.cannot_write(err, path, "; the previous folder is intact" if had_files else "") from err
     finally:
         shutil.rmtree(new, ignore_errors=True)
         if not path.exists():

@@ -27,6 +27,7 @@ from niels_gpt.training.optim.schedule import ramp_steps, scheduled_lr
 from niels_gpt.training.parallel.sharding import fill, is_sharded, state_tensors, ties
 from niels_gpt.training.progress import Reporter
 from niels_gpt.training.tasks.base import Task
+from niels_gpt.training.tasks.token_caches import build_command
 
 
 @dataclass
@@ -85,15 +86,18 @@ def initialize(state: TrainState, config: RunConfig, task: Task, device: str) ->
     """Load the weights of init_from. Raises CheckpointError if they belong to another model or tokenizer."""
     where, device = config.init_from, "cpu" if state.sharded else device
     initial = open_initial(where, device)
+    theirs_and_ours = [data.get("tokenizer") for data in (initial.data, task.fingerprint())]
+    if None not in theirs_and_ours and theirs_and_ours[0] != theirs_and_ours[1]:
+        raise CheckpointError(
+            f"{where} was trained with a different tokenizer than that of {config.data.token_cache}: build caches with "
+            f"its tokenizer ({build_command(config, cache_dir='CACHE')}) and set data.token_cache"
+        )
     theirs, ours = to_dict(initial.config), to_dict(config.model)
     for key in theirs:
         if key not in ("T", "dropout") and theirs[key] != ours[key]:
             raise CheckpointError(
                 f"{where} has a different architecture: its model.{key} is {theirs[key]!r}, the config's {ours[key]!r}"
             )
-    theirs_and_ours = [data.get("tokenizer") for data in (initial.data, task.fingerprint())]
-    if None not in theirs_and_ours and theirs_and_ours[0] != theirs_and_ours[1]:
-        raise CheckpointError(f"{where} was trained with a different tokenizer than that of {config.data.token_cache}")
     weights = dict(initial.read())
     check_weights(base_state(state.model), weights, where=where)
     fill(base_state(state.model), weights)

@@ -13,10 +13,11 @@ from niels_gpt.config import ModelConfig
 from niels_gpt.config.public_model import PREFIX, is_public
 from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.sizes import number_of_weights
+from niels_gpt.pretrained.find_model import find_folder
 from niels_gpt.pretrained.folder_tokenizer import folder_tokenizer
 from niels_gpt.pretrained.imported_run import import_model
 from niels_gpt.pretrained.initial_weights import initial_model, initial_path
-from niels_gpt.pretrained.model_folder import find_folder, open_folder
+from niels_gpt.pretrained.model_folder import open_folder
 from niels_gpt.pretrained.public_base import public_base, public_name
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun, find_run, find_tokenizer, is_run, load_run

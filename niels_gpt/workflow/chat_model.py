@@ -22,7 +22,7 @@ from niels_gpt.data import embedded
 from niels_gpt.data.note_check import find_secrets
 from niels_gpt.data.note_selection import SelectedNotes, read_note, select_notes
 from niels_gpt.data.primer import iter_primer_sft
-from niels_gpt.data.registry import sources
+from niels_gpt.data.registry import PACKAGE, YOURS, sources
 from niels_gpt.data.roam import split_roam_paths
 from niels_gpt.data.source_paths import primer_path
 from niels_gpt.data.types import ChatMessage, ChatSample
@@ -190,6 +190,16 @@ def dialogue_sources(folder: Path, names: Iterable[str]) -> dict[str, SourceConf
     return {name: SourceConfig(str((folder / f"{name}.jsonl").absolute()), kind="chat") for name in names}
 
 
+def _with_licence(config: RunConfig, dialogues: Path | None, corpus: Corpus) -> RunConfig:
+    """The config with the licence of its dialogues. Those of both sources occur in both: see `in_chats`."""
+    used = dict.fromkeys([PACKAGE if dialogues in (None, embedded.PRIMER) else YOURS])
+    if ABOUT_NOTES in config.data.sources:
+        used |= dict.fromkeys([PACKAGE if corpus.selected.is_embedded else YOURS])
+    written = config.data.sources.items()
+    sources = {name: dataclasses.replace(source, licence=" and ".join(used)) for name, source in written}
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, sources=sources))
+
+
 def build_caches(
     corpus: Corpus, folder: Path, names: Iterable[str], *, subwords: int, tokenizer: SubwordTokenizer | None = None
 ) -> SubwordTokenizer:
@@ -261,11 +271,13 @@ def prepare(
     )
     question = topics[0].questions[0] if topics else QUESTION
     if not plan.vocab_size:
-        return Prepared({"bytes": byte_config(plan, corpus, folder, numbers, question=question)}, numbers)
+        config = byte_config(plan, corpus, folder, numbers, question=question)
+        return Prepared({"bytes": _with_licence(config, dialogues, corpus)}, numbers)
     tokenizer = None if base is None or isinstance(base.tokenizer, ByteTokenizer) else base.tokenizer
     show("tokenizing" if tokenizer else f"training a tokenizer of {plan.subwords:,} subwords")
     build_caches(corpus, folder, numbers, subwords=plan.subwords, tokenizer=tokenizer)
-    return Prepared(phase_configs(plan, corpus, folder, numbers, question=question), numbers)
+    configs = phase_configs(plan, corpus, folder, numbers, question=question)
+    return Prepared({phase: _with_licence(config, dialogues, corpus) for phase, config in configs.items()}, numbers)
 
 
 def _data(corpus: Corpus, folder: Path, names: Iterable[str]) -> dict[str, Any]:

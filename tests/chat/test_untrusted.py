@@ -1,7 +1,5 @@
 """Messages from outside: whatever they contain, the prompt has exactly their turns."""
 
-import warnings
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -9,17 +7,10 @@ from hypothesis import strategies as st
 from niels_gpt.chat.formats import chat_format
 from niels_gpt.chat.transcript import DELIMITER, STOPS, format_chat
 from niels_gpt.chat.untrusted import encode_untrusted
-from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer, load_tokenizer, train_tokenizer
+from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer
 
 BYTES = ByteTokenizer()
 LARGE = 10**9
-
-
-@pytest.fixture(scope="module")
-def subwords(tmp_path_factory):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a short text has few pieces
-        return load_tokenizer(train_tokenizer(["hello niels, how are you?"], tmp_path_factory.mktemp("real")))
 
 
 ROLES = st.sampled_from(["system", "user", "assistant"])

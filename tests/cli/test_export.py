@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import os
+import re
 import resource
 import signal
 import stat
@@ -245,3 +246,12 @@ def test_help_and_export_import_no_transformers(untrained, tmp_path):
         done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=tmp_path)
         found[len(words)] = done.stderr.strip().splitlines()[-1]
     assert found == {3: "[]", 5: "['torch']"}
+
+
+def test_the_help_names_the_exit_codes(capsys):
+    for words in (["export", "hf"], ["export", "gguf"]):
+        assert call(*words, "--help") == 0
+        text = " ".join(capsys.readouterr().out.split())
+        for code, verdict in ((NOT_SAFE, "NOT SAFE"), (NOT_JUDGED, "NOT JUDGED")):
+            assert re.search(rf"\b{code}\b[^.;]*{verdict}", text), (words, text)
+        assert "--anyway" in text and "--audit" in text

@@ -1,6 +1,8 @@
 """From a folder with a tokenizer of others to caches, a model, a chat and an audit, by the commands."""
 
 import json
+import re
+import shlex
 
 import pytest
 
@@ -98,3 +100,33 @@ def test_a_template_that_cannot_be_masked(tmp_path, place, capsys):
     options = ["--cache-dir", tmp_path / "cache", "--tokenizer", tmp_path / "theirs", "--config", "sft.yaml"]
     assert call("cache", "build", "talk", *options) == 1
     assert "<think>" in capsys.readouterr().err
+
+
+def test_the_command_for_missing_caches_works_and_keeps_the_tokenizer(place, capsys):
+    assert call("train", "--config", "pretrain.yaml", "--run-dir", "runs/start", "--device", "cpu") == 0
+    options = ["--set", "init_from=runs/start", "--set", "data.token_cache=new cache", "--device", "cpu"]
+    tuning = ["train", "--config", "pretrain.yaml", "--run-dir", "runs/tuned", *options]
+    capsys.readouterr()
+    assert call(*tuning) == 1
+    assert not (place / "runs/tuned").exists()
+    command = re.search(r"niels-gpt (cache build.*?), or set", capsys.readouterr().err)[1]
+    words = shlex.split(command)
+    assert ["--tokenizer", str(place / "runs/start/tokenizer")] == words[(at := words.index("--tokenizer")) : at + 2]
+    assert call(*words) == 0
+    assert call(*tuning) == 0
+
+
+def test_a_failed_start_leaves_the_disk_as_it_was(place, capsys):
+    assert call("train", "--config", "pretrain.yaml", "--run-dir", "runs/first", "--device", "cpu") == 0
+    assert call("cache", "build", "roam", "--path", "notes", "--cache-dir", "ours", "--vocab-size", "360") == 0
+    options = ["--set", "init_from=runs/first", "--set", "data.token_cache=ours", "--device", "cpu"]
+    (place / "runs/empty").mkdir()
+    (place / "runs/used").mkdir()
+    (place / "runs/used/mine.txt").write_text("mine")
+    before = sorted(place.rglob("*"))
+    for folder in ("runs/a/b", "runs/empty", "runs/used"):
+        capsys.readouterr()
+        assert call("train", "--config", "pretrain.yaml", "--run-dir", folder, *options) == 1
+        error = capsys.readouterr().err
+        assert "tokenizer" in error and str(place / "runs/first/tokenizer") in error
+    assert sorted(place.rglob("*")) == before

@@ -2,12 +2,17 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from niels_gpt.cache.sources.build import build, install_tokenizer
+from niels_gpt.cache.sources.texts import BuildSettings
+from niels_gpt.data import embedded
+from niels_gpt.data.registry import sources
 from niels_gpt.export import audit_gate
 from niels_gpt.export.audit_gate import FOLDER, Clearance, check, private_sources, refusal, stored_verdict
 from niels_gpt.memorization.audit import NOT_JUDGED, NOT_SAFE, SAFE
@@ -67,6 +72,27 @@ def test_own_sources_are_private_unless_they_have_a_licence(tmp_path):
         shutil.rmtree(run.path)
 
 
+def test_texts_of_the_package_in_token_caches_are_public(tmp_path):
+    """By the hash of their files: a cache does not say where they were."""
+    shutil.copytree(embedded.NOTES, tmp_path / "notes")
+    (tmp_path / "notes" / "mine.md").write_text("Something of mine.", encoding="utf-8")
+    config = token_caches.small_config("pretrain", "train.p_train={roam: 1.0}", "train.p_val={roam: 1.0}")
+    for cache, notes, expected in (("a", embedded.NOTES, []), ("b", tmp_path / "notes", ["roam"])):
+        settings = BuildSettings(tmp_path / cache, roam=notes)
+        build(sources()["roam"], settings, install_tokenizer(token_caches.tokenizer(), settings.cache_dir))
+        data = dataclasses.replace(config.data, token_cache=str(settings.cache_dir))
+        run = make_run("run", config=dataclasses.replace(config, data=data), tokenizer=token_caches.tokenizer())
+        assert private_sources(load_run("run", None, "cpu")) == expected
+        shutil.rmtree(run.path)
+
+
+def test_an_imported_model_has_nothing_to_audit(tmp_path):
+    run = run_of()
+    run.source_path.write_text("{}")
+    with pytest.raises(ValueError, match=r"imported.*niels-gpt audit run --notes"):
+        audit_gate.audit(load_run("run", None, "cpu"))
+
+
 def test_the_runs_before_count_and_a_checkpoint_alone_is_unknown(tmp_path):
     make_run("base", config=small_config(Path("data")), best=2)
     config = token_caches.small_config("sft", f"init_from={tmp_path / 'base/checkpoints/best.pt'}")
@@ -122,6 +148,8 @@ def test_refusals(tmp_path):
         found = refusal(audited, tmp_path)
         assert found is None if expected is None else expected in found.reason and "--anyway" in found.remedy
         assert audited.sentence().startswith(f"{verdict}:") and "50 passages in 9 documents" in audited.sentence()
+    none = Clearance(["roam"], verdict_of(loaded, SAFE, windows_over=0, notes_exposed=0)).sentence()
+    assert "no passage" in none and "50 passages in 9 documents" in none and not re.search(r"\b0 ", none)
     assert refusal(Clearance([], verdict_of(loaded, NOT_SAFE)), tmp_path)  # even if its sources are public
 
 

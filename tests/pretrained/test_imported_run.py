@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from niels_gpt import train
 from niels_gpt.cli.main import main
-from niels_gpt.config.yaml_file import config_from_dict
+from niels_gpt.config.yaml_file import config_from_dict, to_dict
+from niels_gpt.pretrained.families import FAMILIES
 from niels_gpt.pretrained.imported_run import describe, import_model
-from niels_gpt.runs.catalog import summarize
+from niels_gpt.runs.catalog import read_tree, summarize
+from niels_gpt.runs.describe import config_table
 from niels_gpt.runs.describe import describe as describe_run
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import find_unfinished_run, load_run
@@ -228,3 +232,87 @@ def test_an_imported_model_chats_under_the_name_of_its_run(
     run_command("chat", "runs/smol", "--max-tokens", "2", "--device", "cpu")
     out = capsys.readouterr().out
     assert out.startswith("smol> ") and "niels>" not in out
+
+
+def test_its_config_has_only_what_is_known(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    run = import_model(str(folder), RunFolder(Path("runs/smol"))).run
+    stored = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
+    assert stored == {"model": to_dict(load_run(run.path).model.config)}
+    assert run.read_config().model == load_run(run.path).model.config
+    run_command("config", "show", "runs/smol")
+    run_command("config", "show", "smol", "--json")
+    text, _, json_text = capsys.readouterr().out.partition("{")
+    assert (yaml.safe_load(text), json.loads("{" + json_text)) == (stored, stored)
+    run_command("runs", "show", "runs/smol")
+    run_command("report", "runs/smol")
+    printed = capsys.readouterr().out
+    report = run.path.joinpath("report.md").read_text(encoding="utf-8")
+    for shown in (printed, report):
+        assert all(fact in shown for fact in ("SmolLM", "llama", "apache-2.0"))
+    assert not any(key in report for key in ("p_train", "total_steps", "fineweb", "task:"))
+
+
+def test_a_comparison_shows_no_training_of_an_imported_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    import_model(str(folder), RunFolder(Path("runs/smol")))
+    for name, rate in (("a", 0.01), ("b", 0.02)):
+        Path("runs", name).mkdir()
+        RunFolder(f"runs/{name}").write_config(config_from_dict({"train": {"base_lr": rate, "total_steps": 10}}))
+    paths = {name: Path("runs") / name for name in ("smol", "a", "b")}
+    table = config_table(paths)
+    assert table["train.base_lr"] == [None, 0.01, 0.02] and table["model.V"] == [400, 256, 256]
+    assert {key.partition(".")[0] for key in config_table({k: paths[k] for k in ("smol", "a")})} == {"model"}
+    run_command("report", "smol", "a", "--out", "compared.html")
+    report = Path("compared.md").read_text(encoding="utf-8")
+    assert "runs/a/config.yaml" in report and "runs/smol/config.yaml" not in report
+
+
+def test_a_run_imported_by_an_older_version_shows_no_training_either(folder: Path, tmp_path: Path) -> None:
+    run = import_model(str(folder), RunFolder(tmp_path / "smol")).run
+    run.write_config(
+        config_from_dict({"task": "pretrain", "model": yaml.safe_load(run.config_path.read_text())["model"]})
+    )
+    assert read_tree(run.path).keys() == {"model"}
+    assert load_run(run.path).config is None
+
+
+def test_a_changed_model_is_reported(folder: Path, tmp_path: Path) -> None:
+    run = import_model(str(folder), RunFolder(tmp_path / "smol")).run
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.read_config()
+    run.config_path.write_text(run.config_path.read_text().replace("T: 64", "T: 32"))
+    with pytest.warns(UserWarning, match=r"model\.T was 64, is 32"):
+        run.read_config()
+
+
+def test_a_folder_has_no_revision(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--revision main.*SmolLM.*NAME/MODEL"):
+        import_model(str(folder), RunFolder(tmp_path / "run"), revision="main")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_import_names_the_first(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_command("import", "hf", str(folder))
+    assert "before" not in capsys.readouterr().out
+    run_command("import", "hf", str(folder))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith("runs/smollm")]
+    assert len(lines) == 1
+    other = save(random_model("tinyllama"), tmp_path / "other")
+    assert import_model(str(other), RunFolder("runs/other")).earlier == []
+
+
+def test_the_help_names_all_families(capsys: Any) -> None:
+    run_command("import", "hf", "--help")
+    text = capsys.readouterr().out.lower().replace("-", "").replace("\n", " ").replace(" ", "")
+    for model_type in FAMILIES:
+        assert model_type.replace("_", "") in text, model_type

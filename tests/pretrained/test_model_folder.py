@@ -13,7 +13,8 @@ import torch
 from niels_gpt import GPT
 from niels_gpt.pretrained.families import FAMILIES as SUPPORTED
 from niels_gpt.pretrained.families import family_of_config
-from niels_gpt.pretrained.model_folder import find_folder, open_folder
+from niels_gpt.pretrained.find_model import find_folder
+from niels_gpt.pretrained.model_folder import open_folder
 from tests.pretrained.conftest import FAMILIES, change_config, random_model, save
 
 

@@ -86,3 +86,14 @@ def test_a_failure_leaves_no_empty_parents(tmp_path):
     with pytest.raises(RuntimeError), atomic_folder(tmp_path / "a" / "b" / "out"):
         raise RuntimeError
     assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_folder_is_not_called_a_previous_one(tmp_path):
+    """A command creates one to claim its name."""
+    path = tmp_path / "out"
+    path.mkdir()
+    for expected in (False, True):
+        with pytest.raises(OSError, match="cannot write") as caught, atomic_folder(path):
+            raise OSError(errno.ENOSPC, "full")
+        assert ("intact" in str(caught.value)) == expected
+        write(path, "a")

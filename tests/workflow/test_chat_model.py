@@ -15,9 +15,10 @@ import pytest
 from niels_gpt.cache.sources.build import folder_of
 from niels_gpt.config import DataConfig, NotesConfig, RunConfig
 from niels_gpt.config.yaml_file import config_from_dict, to_dict
-from niels_gpt.data.registry import sources
+from niels_gpt.data import embedded
+from niels_gpt.data.registry import is_private, sources
 from niels_gpt.tokenizer import load_tokenizer
-from niels_gpt.training.tasks.registry import open_task
+from niels_gpt.training.tasks.registry import licence_in, open_task
 from niels_gpt.training.tasks.token_task import with_vocabulary
 from niels_gpt.workflow.chat_model import (
     DIALOGUES,
@@ -93,6 +94,27 @@ def test_what_is_prepared(over: str, corpus: Corpus, vault: Path, folder: Path, 
     assert load_tokenizer(tmp_path / "cache" / "tokenizer").vocab_size == ids and len(shown) == 1
     for config in configs.values():
         open_task(with_vocabulary(config))
+
+
+@pytest.mark.parametrize("over", ["subwords", "bytes"])
+def test_licences(over: str, corpus: Corpus, vault: Path, tmp_path: Path) -> None:
+    """Dialogues of the package are MIT, the user's are theirs; where both can occur in a chat, both are named."""
+    plan = dataclasses.replace(PLAN, vocab_size=0 if over == "bytes" else 454, general_dialogues=40)
+    package = read_corpus(embedded.NOTES, NotesConfig(), errors="skip")
+    topics = topics_of(corpus, plan)
+    cases: list[tuple[Corpus, Path | None, list[Any], str]] = [
+        (corpus, None, [], "MIT"),
+        (corpus, None, topics, "MIT and yours"),
+        (corpus, embedded.PRIMER, [], "MIT"),
+        (corpus, vault / "primer.txt", topics, "yours"),
+        (package, None, topics_of(package, plan)[:3], "MIT"),
+    ]
+    for number, (notes, dialogues, about, expected) in enumerate(cases if over == "bytes" else cases[:2]):
+        configs, _ = prepare(notes, dialogues, about, plan, tmp_path / str(number))
+        for config in configs.values():
+            assert {source.licence for source in config.data.sources.values()} == {expected}
+            assert is_private(licence_in(config, "dialogues")) == ("yours" in expected)
+            assert licence_in(config, "roam") == ("MIT" if notes is package else "yours")
 
 
 def held_out_texts(corpus: Corpus) -> list[str]:

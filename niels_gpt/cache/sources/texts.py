@@ -6,16 +6,18 @@ import contextlib
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_gpt.cache import formats
 from niels_gpt.cache.build_cache import Message
+from niels_gpt.cache.meta import CacheError, read_meta
 from niels_gpt.cache.sources import defaults
 from niels_gpt.cache.writing.checks import check_seed, check_shard_bytes
 from niels_gpt.config import NotesConfig
+from niels_gpt.data import embedded
 from niels_gpt.data.note_selection import SelectedNotes, read_note, select_notes
 from niels_gpt.data.reading.local import find_files, find_local
 from niels_gpt.data.reading.url_rows import HashedFile
@@ -315,12 +317,28 @@ def identity_of(source: Source, settings: BuildSettings) -> dict[str, Any]:
         hashes = [(each.file.url.rpartition("/")[2], each.sha256) for each in hashed_files(url, settings)]
     else:
         hashes = [(Path(path).name, files.sha256_file(path)) for path in _files(source, settings)]
-    if hashes:
-        digest = hashlib.sha256()
-        for name, sha256 in hashes:
-            digest.update(f"{name}\0{sha256}\n".encode("utf-8", "surrogateescape"))
-        identity |= {"files": len(hashes), "sha256": digest.hexdigest()}
-    return identity
+    return identity | _files_identity(hashes)
+
+
+def _files_identity(hashes: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The number and the hash of files, given (name, sha256) of each; nothing for no files."""
+    if not hashes:
+        return {}
+    digest = hashlib.sha256()
+    for name, sha256 in hashes:
+        digest.update(f"{name}\0{sha256}\n".encode("utf-8", "surrogateescape"))
+    return {"files": len(hashes), "sha256": digest.hexdigest()}
+
+
+def is_of_package(cache: Path) -> bool:
+    """Whether a cache roam/ or primer/ was built from exactly the notes or dialogues of the package."""
+    try:
+        recorded = read_meta(cache / "meta.json").get("source") or {}
+        known = {key: recorded.get(key) for key in ("files", "sha256")}
+    except (CacheError, OSError, AttributeError):  # gone or damaged: it proves nothing
+        return False
+    paths = [str(embedded.PRIMER)] if cache.name == "primer" else select_notes(embedded.NOTES, NotesConfig()).listed
+    return known == _files_identity([(Path(path).name, files.sha256_file(path)) for path in paths])
 
 
 def _files(source: Source, settings: BuildSettings) -> list[str]:

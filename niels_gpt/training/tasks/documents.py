@@ -18,9 +18,9 @@ from niels_gpt.data.note_selection import SelectedNotes
 from niels_gpt.splice.documents import ArrayDocuments, CacheDocuments, Documents, tokenizer_hash
 from niels_gpt.streams import Stream, load_streams
 from niels_gpt.system import files
-from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, fits
 from niels_gpt.training.tasks.byte_task import SOURCES, selections_of, source_paths, stream_config
+from niels_gpt.training.tasks.token_caches import build_command, open_caches
 
 
 class DocumentSet(Protocol):
@@ -139,7 +139,7 @@ def open_documents(config: RunConfig, source: str | None = None) -> SourceDocume
                     "(data.roam, data.wiki, data.sources) without a token cache or a tokenizer"
                 )
         return _byte_documents(config, name or "roam")
-    folder = CacheFolder(config.splice.base or config.data.token_cache)
+    folder = open_caches(config)
     have = folder.names("pretrain")
     if name is None:
         if len(have) != 1 and "roam" not in have:
@@ -149,7 +149,7 @@ def open_documents(config: RunConfig, source: str | None = None) -> SourceDocume
     if name not in have:
         raise ValueError(
             f"no pretrain cache {name} in {folder.path}: build it "
-            f"({command('cache', 'build', name, '--cache-dir', folder.path)}), "
+            f"({build_command(config, [name])}), "
             f"or set splice.dataset_name to an existing one: {', '.join(have) or 'none'}"
         )
     if config.splice.tokenizer is not None and tokenizer_hash(config.splice.tokenizer) != folder.tokenizer.sha256:
@@ -192,7 +192,7 @@ class ChatDocumentSet:
 
 def open_chats(config: RunConfig, source: str | None) -> SourceDocuments:
     """The conversations of an SFT cache that a config trains on. Raises CacheError if there is no such cache."""
-    folder = CacheFolder(config.data.token_cache)
+    folder = open_caches(config)
     name = source or ""
     folder.check("sft", [name], option="train.p_train")
 

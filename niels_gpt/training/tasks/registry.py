@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 from typing import Any
 
+from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.remote import local_folder
+from niels_gpt.cache.sources.texts import is_of_package
 from niels_gpt.config import RunConfig
-from niels_gpt.data.registry import licence_of
+from niels_gpt.data.registry import PACKAGE, YOURS, licence_of
 from niels_gpt.data.source_paths import source_name
 from niels_gpt.training.tasks.base import DataTask
 from niels_gpt.training.tasks.byte_task import open_byte_task
@@ -47,7 +50,10 @@ def sources_with_licences(task: DataTask, config: RunConfig) -> list[dict[str, A
 
 def licence_in(config: RunConfig, source: str) -> str:
     """The licence of a source of a run; "" if it is not known."""
-    data = config.data
-    if not uses_bytes(config):  # notes in a cache may be others than those of the config
-        data = dataclasses.replace(data, roam="auto", primer="auto")
-    return licence_of(source, data)
+    if source in ("roam", "primer") and not uses_bytes(config):  # a cache may hold others than those of the config
+        location = config.splice.base or config.data.token_cache
+        with contextlib.suppress(CacheError, OSError):  # gone: it proves nothing
+            if is_of_package(local_folder(location) / ("sft" if config.task == "sft" else "pretrain") / source):
+                return PACKAGE
+        return YOURS
+    return licence_of(source, config.data)

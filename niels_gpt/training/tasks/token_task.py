@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.cache.meta import past_vocabulary
 from niels_gpt.cache.mixture import MixedPlan, Mixture
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
@@ -28,6 +27,7 @@ from niels_gpt.system.rng import generator
 from niels_gpt.tokenizer import AnyTokenizer, ForeignTokenizer
 from niels_gpt.training.tasks.base import Batch, RowOrigin, SourceRow, eval_name
 from niels_gpt.training.tasks.documents import check_vocabulary, open_documents, uses_bytes
+from niels_gpt.training.tasks.token_caches import open_caches
 
 
 def with_vocabulary(config: RunConfig, *, resume: bool = False) -> RunConfig:
@@ -38,7 +38,7 @@ def with_vocabulary(config: RunConfig, *, resume: bool = False) -> RunConfig:
     Raises CacheError if the cache is missing."""
     if uses_bytes(config):
         return config
-    tokenizer = CacheFolder(config.splice.base or config.data.token_cache).tokenizer
+    tokenizer = open_caches(config).tokenizer
     V = tokenizer.vocab_size
     if config.init_from and isinstance(tokenizer, ForeignTokenizer):
         V = max(V, config.model.V if resume else initial_model(config.init_from).V)
@@ -52,7 +52,7 @@ def verify_caches(config: RunConfig) -> None:
     if config.task == "splice":
         verify_cache(Path(open_documents(config).path))
         return
-    folder = CacheFolder(config.data.token_cache)
+    folder = open_caches(config)
     shares = (config.train.p_train, config.train.p_val)
     kinds = [(config.task, name) for p in shares for name, share in p.items() if share]
     if config.task == "sft":
@@ -70,7 +70,7 @@ class _TokenTask(abc.ABC):
     def __init__(self, config: RunConfig) -> None:
         """Raises CacheError for caches that are missing, damaged, too short for T, or built with another tokenizer."""
         self.config = config
-        self.folder = CacheFolder(config.data.token_cache)
+        self.folder = open_caches(config)
         self.tokenizer: AnyTokenizer = self.folder.tokenizer
         check_vocabulary(config, self.tokenizer, str(self.folder.path))
         shares = config.train

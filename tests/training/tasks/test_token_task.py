@@ -486,7 +486,7 @@ def test_a_checkpoint_of_another_architecture(other, tmp_path):
     run = RunFolder(tmp_path / "run")
     with pytest.raises(ValueError, match=r"other\.pt"):
         train(small_config("sft", f"init_from={path}"), run)
-    assert not run.exists and not run.metrics_path.exists()
+    assert not run.path.exists()
 
 
 def test_a_longer_context_is_the_same_architecture(base, tmp_path):
