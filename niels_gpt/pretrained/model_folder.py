@@ -190,6 +190,3 @@ def _match(
 
 def _by(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "a number"
-
-
-# --- where a model comes from -----------------------------------------------------------------------------

@@ -25,14 +25,13 @@ from niels_gpt.system.device import has_fast_bf16
 from niels_gpt.system.memory import gib, machine_memory
 from niels_gpt.tokenizer import ByteTokenizer
 from niels_gpt.workflow.plan import (
-    LEAST_SHARE,
     MIN_STEPS,
-    OTHER_SECONDS,
     Plan,
     Size,
     StepTimes,
     longest_context,
     measure_steps,
+    training_seconds,
     with_steps,
 )
 
@@ -165,7 +164,7 @@ def make_base_plan(
         rank=rank,
         reason=reason,
     )
-    training = max(seconds - OTHER_SECONDS, LEAST_SHARE * seconds)
+    training = training_seconds(seconds)
     plan, times = _fitting_rows(plan, device, training, measure or measure_steps)
     return with_steps(plan, times, note_bytes, training, epochs=EPOCHS)
 

@@ -23,6 +23,7 @@ from niels_gpt.tokenizer import SPECIAL_TOKENS
 from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.step import StepRunner
 from niels_gpt.training.tasks.base import Batch
+from niels_gpt.workflow.report_size import report_seconds
 
 VOCABULARY = 4000
 """Subwords of a new tokenizer, besides its special tokens: fewer make worse answers, more do not help a small model."""
@@ -46,8 +47,8 @@ ABOUT_NOTES = "about_notes"
 """Name of the source of dialogues about the notes."""
 SMALL = 2_000_000
 """Bytes of notes; fewer are learned by heart quickly, so the model gets dropout."""
-OTHER_SECONDS = 90
-"""Time for the caches, the evaluation and the audit on two slow cores; they take no less if there are few minutes."""
+PREPARATION_SECONDS = 30
+"""Time for the tokenizer, the caches and the measurement of the speed on two slow cores."""
 LEAST_SHARE = 0.4
 """Share of the minutes that training gets at least."""
 MIN_STEPS = 20
@@ -233,7 +234,7 @@ def make_plan(
         dropout=0.1 if note_bytes < SMALL else 0.0,
         precision="bf16" if has_fast_bf16(device) else "fp32",
     )
-    training = max(seconds - OTHER_SECONDS, LEAST_SHARE * seconds)
+    training = training_seconds(seconds)
     chosen: Plan | None = None
     for size in SIZES:
         plan = replace(base, size=size._replace(T=min(size.T, longest)))
@@ -263,6 +264,11 @@ def _vocabulary(characters: int) -> int:
         if 257 + characters <= vocabulary // 2:
             return vocabulary + len(SPECIAL_TOKENS)
     return 0
+
+
+def training_seconds(seconds: float) -> float:
+    """The time of both phases, if everything may take so many seconds."""
+    return max(seconds - PREPARATION_SECONDS - report_seconds(seconds), LEAST_SHARE * seconds)
 
 
 def with_steps(

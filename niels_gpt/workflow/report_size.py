@@ -33,6 +33,11 @@ class ReportSize(NamedTuple):
     """Windows of the audit, about."""
 
 
+def report_seconds(seconds: float) -> float:
+    """The time of the report, if everything may take so many seconds."""
+    return min(REPORT_SHARE * seconds, REPORT_SECONDS)
+
+
 def report_size(seconds: float, metrics: Sequence[Mapping[str, Any]]) -> ReportSize:
     """The size of the report on a model that was trained in so many seconds for everything.
 
@@ -40,7 +45,7 @@ def report_size(seconds: float, metrics: Sequence[Mapping[str, Any]]) -> ReportS
     the questions, and half for the audit.
     """
     speeds = [line["tokens_per_s"] for line in metrics if line.get("tokens_per_s")]
-    tokens = FORWARD * (median(speeds) if speeds else 0.0) * min(REPORT_SHARE * seconds, REPORT_SECONDS)
+    tokens = FORWARD * (median(speeds) if speeds else 0.0) * report_seconds(seconds)
     scores = int(tokens / 4)
     return ReportSize(
         held_out=max(scores // 2, 1024),
