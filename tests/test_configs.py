@@ -91,8 +91,9 @@ def commands_of(path):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_the_commands_in_the_comments_are_valid(path):
-    """Commands and options are known, and the named config is this file."""
+def test_the_commands_in_the_comments_are_valid(path, monkeypatch):
+    """Commands and options are known, and the named config is this file. Runs that they name do not exist yet."""
+    monkeypatch.setattr("niels_gpt.runs.loading.check_model_path", lambda path: None)
     assert path.read_text(encoding="utf-8").startswith("# ")
     for words in commands_of(path):
         command = typer.main.get_command(app)

@@ -1,4 +1,4 @@
-"""Choose the chat format of a tokenizer."""
+"""Choose the chat format of a tokenizer, and try it."""
 
 from __future__ import annotations
 
@@ -17,3 +17,17 @@ def chat_format(tokenizer: AnyTokenizer) -> ChatFormat:
         found: ChatFormat = tokenizer.chat_format
         return found
     return RoleIdFormat(tokenizer) if isinstance(tokenizer, Tokenizer) else TranscriptFormat()
+
+
+def chat_problem(tokenizer: AnyTokenizer) -> str:
+    """Return why a model with this tokenizer cannot chat, or cannot learn conversations; empty if it can do both."""
+    found = chat_format(tokenizer)
+    try:
+        found.fit([{"role": "user", "content": "Hello."}], limit=1_000_000)
+    except ValueError as err:
+        return f"it cannot chat: {err}"
+    try:
+        assert found.reply_start
+    except ValueError as err:
+        return f"it can chat, but not learn conversations: {err}"
+    return ""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from niels_gpt.chat.formats import chat_problem
 from niels_gpt.config import ModelConfig
 from niels_gpt.model.sizes import number_of_weights
 from niels_gpt.pretrained.find_model import find_folder
@@ -119,6 +120,8 @@ def describe(imported: Imported) -> list[str]:
         next_command = command("chat", imported.run.path, "--tokenizer", "FOLDER")
     elif imported.tokenizer is not None and imported.tokenizer.loss_notice is not None:
         lines.append(imported.tokenizer.loss_notice)
+    if imported.tokenizer is not None and (problem := chat_problem(imported.tokenizer)):
+        lines.append(f"warning: {problem}")
     if imported.earlier:
         lines.append(f"a model of this name was imported before: {', '.join(map(str, imported.earlier))}")
     return [*lines, f"run folder: {imported.run.path}", f"next: {next_command}"]

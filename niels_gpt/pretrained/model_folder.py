@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,9 @@ class ModelFolder:
         """Our state dict, in `dtype` (default: that of the weights), read one tensor at a time.
 
         on_bytes: called with the number of bytes of each tensor that has been read.
-        Raises ValueError for a bias that is not zero.
+        Raises ValueError for a bias that is not zero, and for numbers that are not finite.
         """
+        damaged: list[str] = []
         dtype = dtype or self.dtype
         tied = {"lm_head.weight"} if self.config.tie_embeddings else set()
         shapes = dict(weight_shapes(self.config))
@@ -64,8 +65,15 @@ class ModelFolder:
                     stored.read_into(rows)
                 else:
                     rows.copy_(placed.layout.to_ours(stored.read()))
+                if not all(extreme.isfinite() for extreme in torch.aminmax(rows)):  # without a temporary tensor
+                    damaged.append(placed.name)
             if on_bytes is not None:
                 on_bytes(stored.nbytes)
+        if damaged:
+            raise ValueError(
+                f"{self.path} has tensors with nan or infinite numbers ({_listed(damaged)}): it is damaged, download "
+                "it again or use another copy"
+            )
         return {name: state["tok_emb.weight" if name in tied else name] for name in shapes}
 
 
@@ -176,16 +184,17 @@ def _match(
         "of integers (a quantized model?)": integers,
         "unknown": surplus,
     }
-    problems = [
-        f"{kind} {len(names)}: {', '.join(names[:MOST_NAMED])}{', ...' if len(names) > MOST_NAMED else ''}"
-        for kind, names in kinds.items()
-        if names
-    ]
+    problems = [f"{kind} {_listed(names)}" for kind, names in kinds.items() if names]
     if problems:
         raise ValueError(
             f"the tensors of {folder} do not fit its config.json ({family.model_type}): {'; '.join(problems)}"
         )
     return tuple(found)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The number of names, and the first of them."""
+    return f"{len(names)}: {', '.join(names[:MOST_NAMED])}{', ...' if len(names) > MOST_NAMED else ''}"
 
 
 def _by(shape: tuple[int, ...]) -> str:

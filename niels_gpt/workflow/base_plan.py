@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from niels_gpt.chat.formats import chat_problem
 from niels_gpt.config import ModelConfig
 from niels_gpt.config.public_model import PREFIX, is_public
 from niels_gpt.config.yaml_file import to_dict
@@ -23,7 +24,7 @@ from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun, find_run, find_tokenizer, is_run, load_run
 from niels_gpt.system.device import has_fast_bf16
 from niels_gpt.system.memory import gib, machine_memory
-from niels_gpt.tokenizer import ByteTokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
 from niels_gpt.workflow.plan import (
     MIN_STEPS,
     Plan,
@@ -90,17 +91,19 @@ class BasePlan(Plan):
 def check_base(name: str, folder: Path) -> None:
     """Raise ValueError or OSError if `open_base` would, as far as this is known without reading the weights.
 
-    Missing folders, folders that are no model, unsupported architectures and missing tokenizers are found. A public
-    model that is not here is downloaded.
+    Missing folders, folders that are no model, unsupported architectures, missing tokenizers and chat templates that
+    fail or cannot be masked are found. A public model that is not here is downloaded.
     """
     if is_public(name):
         run = RunFolder(folder)
         if not run.exists:
             opened = open_folder(find_folder(name))
-            if folder_tokenizer(opened) is None and opened.config.V > 256:
+            tokenizer = folder_tokenizer(opened)
+            if tokenizer is None and opened.config.V > 256:
                 raise ValueError(
                     f"--base {name} has no tokenizer: name a model with a tokenizer.json or tokenizer.model"
                 )
+            _check_chat(name, tokenizer or ByteTokenizer())
         elif (earlier := public_base(run)) is None or earlier.name != public_name(name):
             raise ValueError(
                 f"{folder} holds {'another model' if earlier is None else earlier.name} of an earlier try, not {name}: "
@@ -112,8 +115,14 @@ def check_base(name: str, folder: Path) -> None:
         raise ValueError(f"--base {name} does not exist: name the folder of a run, or hf: with a public model")
     if (path / "config.json").is_file() and not RunFolder(path).exists:
         raise ValueError(f"--base {name} is a public model, not a run: use --base {PREFIX}{name}")
-    checkpoint = initial_path(name)
-    find_tokenizer(initial_model(name).V, checkpoint, find_run(path) if is_run(path) else None, has_option=False)
+    run_of_base = find_run(path) if is_run(path) else None
+    _check_chat(name, find_tokenizer(initial_model(name).V, initial_path(name), run_of_base, has_option=False))
+
+
+def _check_chat(name: str, tokenizer: AnyTokenizer) -> None:
+    """Raise ValueError if the base cannot learn the dialogues."""
+    if problem := chat_problem(tokenizer):
+        raise ValueError(f"--base {name} cannot be used: {problem}")
 
 
 def open_base(name: str, device: str, folder: Path, on_bytes: Callable[[int, int], None] | None = None) -> LoadedRun:

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from niels_gpt.chat import template_format
 from niels_gpt.chat.format import find_replies
-from niels_gpt.chat.formats import chat_format
+from niels_gpt.chat.formats import chat_format, chat_problem
 from niels_gpt.chat.template_format import NotMaskable
 from niels_gpt.chat.untrusted import encode_untrusted
 from niels_gpt.tokenizer import load_tokenizer
@@ -365,3 +365,23 @@ def test_private_marks_never_reach_the_ids(styles):
     text = ours.decode(chat_format(ours).fit([{"role": "user", "content": content}], 1000).ids)
     assert content in text
     assert not any(mark in text for pair in template_format._MARKS[1:] for mark in pair)
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{{ ''.__class__.__mro__ }}", "cannot chat"),
+        ("{% if %}", "cannot chat"),
+        ("{% include 'secret' %}", "cannot chat"),
+        (
+            "{{ messages|length }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:",
+            "not learn",
+        ),
+    ],
+)
+def test_a_template_is_tried(tmp_path, template, problem):
+    assert problem in chat_problem(with_template(tmp_path, template))
+
+
+def test_good_templates_have_no_problem(styles):
+    assert {style: chat_problem(ours) for style, (ours, _) in styles.items()} == dict.fromkeys(styles, "")

@@ -316,3 +316,11 @@ def test_the_help_names_all_families(capsys: Any) -> None:
     text = capsys.readouterr().out.lower().replace("-", "").replace("\n", " ").replace(" ", "")
     for model_type in FAMILIES:
         assert model_type.replace("_", "") in text, model_type
+
+
+def test_a_chat_template_that_fails_is_named_at_the_import(folder: Path, tmp_path: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ ''.__class__.__mro__ }}")
+    imported = import_model(str(folder), RunFolder(tmp_path / "run"))
+    assert any("cannot chat" in line and "template" in line for line in describe(imported))
+    (folder / "chat_template.jinja").unlink()
+    assert not any("cannot" in line for line in describe(import_model(str(folder), RunFolder(tmp_path / "other"))))

@@ -258,3 +258,15 @@ def test_neither_a_folder_nor_a_repository(tmp_path: Path, llama: Path) -> None:
         find_folder("no such thing")
     with pytest.raises(ValueError, match="is a file"):
         find_folder(str(llama / "config.json"))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_numbers_that_are_not_finite_are_refused_by_tensor(bad: float, llama: Path) -> None:
+    file = llama / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    for name in ("model.norm.weight", "model.layers.1.mlp.up_proj.weight"):
+        tensors[name].view(-1)[-1] = bad
+    safetensors.torch.save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"2: .*") as error:
+        open_folder(llama).read_state()
+    assert "model.norm.weight" in str(error.value) and "layers.1.mlp.up_proj" in str(error.value)

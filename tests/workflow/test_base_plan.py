@@ -23,6 +23,7 @@ from niels_gpt.workflow import base_plan as module
 from niels_gpt.workflow.base_plan import BasePlan, check_base, make_base_plan, open_base
 from niels_gpt.workflow.plan import Plan, StepTimes, measure_steps
 from tests import token_caches
+from tests.pretrained.conftest import add_tokenizer, random_model, save
 
 BASE = ModelConfig(V=404, T=64, C=32, L=2, H=4, n_kv_heads=2, norm="rmsnorm", mlp="swiglu", dropout=0.0)
 
@@ -140,6 +141,16 @@ def test_a_base_without_a_tokenizer_is_refused_with_a_remedy_that_exists(tmp_pat
         path.unlink()
     with pytest.raises(ValueError, match=r"hf:.*public has no tokenizer.*tokenizer\.json"):
         check_base(f"hf:{tmp_path}/public", tmp_path / "base")
+    assert not (tmp_path / "base").exists()
+
+
+def test_a_base_whose_template_fails_is_refused_before_it_is_imported(tmp_path: Path) -> None:
+    folder = save(random_model("smollm2", vocab_size=400), tmp_path / "public")
+    add_tokenizer(folder, 340)
+    check_base(f"hf:{folder}", tmp_path / "base")
+    (folder / "chat_template.jinja").write_text("{{ ''.__class__.__mro__ }}")
+    with pytest.raises(ValueError, match="cannot chat"):
+        check_base(f"hf:{folder}", tmp_path / "base")
     assert not (tmp_path / "base").exists()
 
 
