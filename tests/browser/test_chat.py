@@ -101,7 +101,8 @@ def test_a_reply_is_saved_while_it_streams(opened, server):
         """() => {
           const key = Object.keys(localStorage).find((each) => each.startsWith("niels-gpt-conversation-"));
           const reply = key && JSON.parse(localStorage[key]).children[0].children[0];
-          return document.querySelector(".reply[aria-busy=true]") && reply?.ids.length > 20 && reply.finished === "aborted";
+          const busy = document.querySelector(".reply[aria-busy=true]");
+          return busy && reply?.ids.length > 20 && reply.finished === "aborted";
         }"""
     )
     page.keyboard.press("Escape")
