@@ -367,7 +367,35 @@ def test_the_text_before_a_lost_connection_is_kept(opened, server):
     expect(page.locator(".message.assistant .facts")).to_contain_text("cut off")
 
 
-def test_a_new_chat_is_with_a_tuned_model(opened, server):
+def test_a_new_chat_keeps_the_model_and_the_sampling(opened, server):
+    page = opened().open()
+    chat_with(page, "cycle", max_tokens=5)
+    say(page, "hello")
+    finished(page)
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator(".message")).to_have_count(0)
+    expect(page.get_by_label("Model", exact=True)).to_have_value("cycle")
+    expect(page.get_by_label("Longest reply")).to_have_value("5")
+
+
+def test_a_draft_is_kept_while_another_view_is_shown(opened, server):
+    page = opened().open()
+    message = page.get_by_label("Message", exact=True)
+    message.fill("not sent yet")
+    for view in ("Compare", "Chat"):
+        page.get_by_role("link", name=view).click()
+        expect(page.get_by_role("heading", level=1, name=view)).to_be_attached()
+    expect(message).to_have_value("not sent yet")
+    chat_with(page, "cycle", max_tokens=5)
+    message.press("Enter")
+    finished(page)
+    for view in ("Compare", "Chat"):
+        page.get_by_role("link", name=view).click()
+        expect(page.get_by_role("heading", level=1, name=view)).to_be_attached()
+    expect(message).to_have_value("")
+
+
+def test_the_first_chat_is_with_a_tuned_model(opened, server):
     it = opened()
 
     def with_tasks(route):

@@ -15,6 +15,7 @@ let conversation = null;
 let running = null; // the reply that streams: see reply()
 let parts = null; // elements that change
 let unwatch = null;
+let draft = ""; // the message box while another view is shown
 const RECORD_MS = 1000; // between two saves of a reply that streams
 const wide = matchMedia("(min-width: 900px)"); // below it the panels are above the chat: style.css
 
@@ -23,7 +24,7 @@ export async function show(root) {
     conversations: el("ul", { class: "conversations" }),
     log: el("div", { class: "log", role: "log", "aria-label": "Conversation", tabindex: "0" }),
     settings: el("div", { onchange: guarded(() => { if (conversation.children.length) keep(); }) }),
-    input: el("textarea", { rows: 3, placeholder: "Write a message", "aria-label": "Message", "aria-describedby": "keys", onkeydown: typed }),
+    input: el("textarea", { rows: 3, value: draft, placeholder: "Write a message", "aria-label": "Message", "aria-describedby": "keys", onkeydown: typed }),
     send: button("Send", guarded(send), { class: "primary" }),
     stop: button("Stop", stop, { class: "primary", hidden: true }),
   };
@@ -72,6 +73,7 @@ function chatModel() {
 
 export function hide() {
   stop();
+  draft = parts.input.value;
   hidePopover(0);
   removeEventListener("keydown", escape);
   wide.removeEventListener("change", fold);
