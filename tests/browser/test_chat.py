@@ -3,6 +3,7 @@
 import json
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import IMAGE, SCRIPT
@@ -59,6 +60,83 @@ def test_tokens_arrive_one_after_the_other(opened, server):
     page.wait_for_function("n => document.querySelectorAll('.tokens .token').length > n", arg=before)
     page.keyboard.press("Escape")
     finished(page)
+
+
+def streaming(page, text, tokens=20):
+    """Send a message, and wait until this many tokens of a long reply have arrived."""
+    chat_with(page, "cycle", temperature=0, max_tokens=4096)
+    say(page, text)
+    expect(page.locator(".message.user .text").last).to_have_text(text)
+    expect(page.locator(".message.assistant").last.locator(".token").nth(tokens)).to_be_attached()
+
+
+@pytest.mark.parametrize("turns_before", [0, 1])
+def test_a_reload_keeps_the_message_and_what_has_arrived(opened, server, turns_before):
+    page = opened().open()
+    before = ["earlier"] * turns_before
+    for text in before:
+        chat_with(page, "cycle", max_tokens=5)
+        say(page, text)
+        finished(page)
+    streaming(page, "precious")
+    page.reload()
+    expect(page.locator(".message.user .text")).to_have_text([*before, "precious"])
+    expect(page.locator(".conversations li")).to_have_count(1)
+    reply = page.locator(".message.assistant").last
+    text = reply.locator(".tokens").text_content().rstrip("\ufffd")
+    assert len(text) >= 20 and text in CYCLE * 600
+    expect(reply.locator(".facts")).to_contain_text("stopped")
+    chat_with(page, "cycle", max_tokens=5)
+    reply.get_by_role("button", name="Retry").click()
+    expect(reply.locator(".versions")).to_contain_text("2 of 2")
+    expect(reply.locator(".facts")).to_contain_text("5 tokens")
+    expect(page.locator(".message.user .text")).to_have_text([*before, "precious"])
+
+
+def test_a_reply_is_saved_while_it_streams(opened, server):
+    page = opened().open()
+    chat_with(page, "cycle", max_tokens=4096)
+    say(page, "go")
+    page.wait_for_function(
+        """() => {
+          const key = Object.keys(localStorage).find((each) => each.startsWith("niels-gpt-conversation-"));
+          const reply = key && JSON.parse(localStorage[key]).children[0].children[0];
+          const busy = document.querySelector(".reply[aria-busy=true]");
+          return busy && reply?.ids.length > 20 && reply.finished === "aborted";
+        }"""
+    )
+    page.keyboard.press("Escape")
+    finished(page)
+
+
+@pytest.mark.parametrize("leave_by", ["New chat", "another"])
+def test_a_chat_that_is_left_while_its_reply_streams_is_listed_and_kept(opened, server, leave_by):
+    page = opened().open()
+    chat_with(page, "cycle", max_tokens=5)
+    say(page, "another")
+    finished(page)
+    page.get_by_role("button", name="New chat").click()
+    streaming(page, "left alone")
+    page.get_by_role("button", name=leave_by, exact=True).click()
+    titles = page.locator(".conversations li button:first-child")
+    expect(titles).to_have_text(["left alone", "another"], timeout=2000)
+    server.wait_until(lambda: server.app.state.models["cycle"].admission.active == 0)
+    page.get_by_role("button", name="left alone", exact=True).click()
+    expect(page.locator(".message.user .text")).to_have_text(["left alone"])
+    assert len(page.locator(".message.assistant .tokens").text_content()) >= 20
+    expect(page.locator(".message.assistant .facts")).to_contain_text("stopped")
+
+
+def test_a_chat_that_is_deleted_while_its_reply_streams_stays_deleted(opened, server):
+    page = opened().open()
+    streaming(page, "throw away")
+    page.get_by_role("button", name="Delete throw away").click()
+    expect(page.locator(".message")).to_have_count(0)
+    server.wait_until(lambda: server.app.state.models["cycle"].admission.active == 0)
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    page.reload()
+    expect(page.get_by_label("Model", exact=True)).to_be_visible()
+    expect(page.locator(".conversations li")).to_have_count(0)
 
 
 def test_stop_ends_the_reply_on_the_server_too(opened, server):
@@ -219,6 +297,7 @@ def test_two_tabs_lose_nothing(opened, server):
     say(two, "second tab")
     finished(two, 2)
     expect(one.locator(".message.user .text")).to_have_text(["first tab", "second tab"])
+    expect(one.locator(".facts").last).to_contain_text("reached the longest reply")  # not one that still streams
     say(one, "first tab again")
     finished(one, 3)
     expect(two.locator(".message.user .text")).to_have_text(["first tab", "second tab", "first tab again"])
@@ -288,7 +367,35 @@ def test_the_text_before_a_lost_connection_is_kept(opened, server):
     expect(page.locator(".message.assistant .facts")).to_contain_text("cut off")
 
 
-def test_a_new_chat_is_with_a_tuned_model(opened, server):
+def test_a_new_chat_keeps_the_model_and_the_sampling(opened, server):
+    page = opened().open()
+    chat_with(page, "cycle", max_tokens=5)
+    say(page, "hello")
+    finished(page)
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator(".message")).to_have_count(0)
+    expect(page.get_by_label("Model", exact=True)).to_have_value("cycle")
+    expect(page.get_by_label("Longest reply")).to_have_value("5")
+
+
+def test_a_draft_is_kept_while_another_view_is_shown(opened, server):
+    page = opened().open()
+    message = page.get_by_label("Message", exact=True)
+    message.fill("not sent yet")
+    for view in ("Compare", "Chat"):
+        page.get_by_role("link", name=view).click()
+        expect(page.get_by_role("heading", level=1, name=view)).to_be_attached()
+    expect(message).to_have_value("not sent yet")
+    chat_with(page, "cycle", max_tokens=5)
+    message.press("Enter")
+    finished(page)
+    for view in ("Compare", "Chat"):
+        page.get_by_role("link", name=view).click()
+        expect(page.get_by_role("heading", level=1, name=view)).to_be_attached()
+    expect(message).to_have_value("")
+
+
+def test_the_first_chat_is_with_a_tuned_model(opened, server):
     it = opened()
 
     def with_tasks(route):

@@ -35,6 +35,43 @@ def test_hovering_a_token_shows_its_probability_and_alternatives(opened, server)
     it.picture("token-popover")
 
 
+@pytest.mark.parametrize("turns", [1, 2])
+def test_the_popover_covers_no_button_of_a_short_reply(opened, server, turns):
+    page, reply = replied(opened(), "cycle", max_tokens=24)
+    if turns == 2:
+        say(page, "again")
+        reply = finished(page, 2)
+    popover = page.locator(".popover")
+    for cell in (0, 2, 5):
+        hover(reply, cell)
+        expect(popover).to_be_visible()
+        box = popover.bounding_box()
+        for each in (reply.locator(".toolbar button"), page.get_by_role("button", name="Send")):
+            for button in each.all():
+                at = button.bounding_box()
+                beside = at["x"] >= box["x"] + box["width"] or at["x"] + at["width"] <= box["x"]
+                assert beside or at["y"] >= box["y"] + box["height"] or at["y"] + at["height"] <= box["y"]
+    reply.get_by_role("button", name="Where from?").hover()
+    expect(popover).to_be_hidden()
+
+
+def test_the_popover_hides_on_escape_and_when_the_panel_opens(opened, server):
+    page, reply = replied(opened())
+    popover = page.locator(".popover")
+    hover(reply, 3)
+    expect(popover).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(popover).to_be_hidden()
+    hover(reply, 4)
+    expect(popover).to_be_visible()
+    reply.locator(".token").nth(4).click()
+    expect(reply.locator(".inside h3")).to_be_visible()
+    expect(popover).to_be_hidden()
+    hover(reply, 5)
+    page.wait_for_timeout(100)
+    expect(popover).to_be_hidden()
+
+
 def test_a_click_on_an_alternative_forks_the_reply_by_ids(opened, server):
     it = opened()
     page, reply = replied(it)

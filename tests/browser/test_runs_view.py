@@ -101,6 +101,51 @@ def table(page, title):
     return {int(step.replace(",", "")): dict(zip(names, values, strict=True)) for step, values in cells}
 
 
+DESKTOP = {"viewport": {"width": 1280, "height": 850}}
+SMALL_PHONE = {**PHONE, "viewport": {"width": 375, "height": 700}}
+
+
+@pytest.mark.parametrize("device", [DESKTOP, SMALL_PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("view", ["chat", "compare", "runs", "runs/small", "runs/study%2Flong%20run"])
+def test_no_view_scrolls_past_its_content(opened, view, device):
+    page = opened(**device).open(view)
+    expect(page.locator("h1")).to_be_attached()
+    if "/" in view:
+        expect(page.locator(".plot svg path.stroke").first).to_be_attached()
+        table(page, "Loss")  # its caption is hidden in a scroller
+    bottom, height, inner = page.evaluate(
+        """() => [
+          document.getElementById("view").getBoundingClientRect().bottom + scrollY,
+          document.documentElement.scrollHeight,
+          innerHeight,
+        ]"""
+    )
+    assert height <= max(bottom, inner) + 1
+    assert view != "chat" or height <= inner
+
+
+def test_a_run_scrolls_with_the_wheel_beside_it_and_with_the_keys(opened):
+    page = opened(viewport={"width": 1920, "height": 900}).open("runs/small")
+    expect(page.locator(".plot svg path.stroke").first).to_be_attached()
+    assert page.locator("main").bounding_box()["x"] > 200
+    page.mouse.move(100, 600)
+    page.mouse.wheel(0, 500)
+    page.wait_for_function("() => scrollY > 100")
+    expect(page.get_by_role("link", name="Chat")).to_be_in_viewport()
+    page.reload()
+    expect(page.locator(".plot svg path.stroke").first).to_be_attached()
+    page.evaluate("scrollTo(0, 0)")
+    page.keyboard.press("PageDown")
+    page.wait_for_function("() => scrollY > 100")
+    expect(page.get_by_text("settings differ from the defaults")).to_be_attached()  # it is loaded last
+    page.keyboard.press("End")
+    expect(page.get_by_text("settings differ from the defaults")).to_be_in_viewport()
+    page.get_by_role("link", name="← All runs").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1, name="Runs")).to_be_in_viewport()
+    assert page.evaluate("scrollY") == 0
+
+
 def test_list(opened):
     it = opened()
     page = it.open("runs")

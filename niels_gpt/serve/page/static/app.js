@@ -24,6 +24,7 @@ async function route() {
   shown = null;
   notify("");
   root.replaceChildren();
+  scrollTo(0, 0);
   root.className = `view view-${view}`;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#/${view}`) link.setAttribute("aria-current", "page");

@@ -12,9 +12,11 @@ import { hidePopover } from "./tokens.js";
 
 let models = [];
 let conversation = null;
-let running = null; // AbortController of the reply that streams
+let running = null; // the reply that streams: see reply()
 let parts = null; // elements that change
 let unwatch = null;
+let draft = ""; // the message box while another view is shown
+const RECORD_MS = 1000; // between two saves of a reply that streams
 const wide = matchMedia("(min-width: 900px)"); // below it the panels are above the chat: style.css
 
 export async function show(root) {
@@ -22,7 +24,7 @@ export async function show(root) {
     conversations: el("ul", { class: "conversations" }),
     log: el("div", { class: "log", role: "log", "aria-label": "Conversation", tabindex: "0" }),
     settings: el("div", { onchange: guarded(() => { if (conversation.children.length) keep(); }) }),
-    input: el("textarea", { rows: 3, placeholder: "Write a message", "aria-label": "Message", "aria-describedby": "keys", onkeydown: typed }),
+    input: el("textarea", { rows: 3, value: draft, placeholder: "Write a message", "aria-label": "Message", "aria-describedby": "keys", onkeydown: typed }),
     send: button("Send", guarded(send), { class: "primary" }),
     stop: button("Stop", stop, { class: "primary", hidden: true }),
   };
@@ -71,6 +73,7 @@ function chatModel() {
 
 export function hide() {
   stop();
+  draft = parts.input.value;
   hidePopover(0);
   removeEventListener("keydown", escape);
   wide.removeEventListener("change", fold);
@@ -106,6 +109,11 @@ function keep() {
   renderList();
 }
 
+function remove(id) {
+  if (running?.chat.id === id) running.deleted = true;
+  store.remove(id);
+}
+
 // --- what is shown ---------------------------------------------------------------------------------
 
 function render() {
@@ -129,7 +137,7 @@ function renderList() {
         "li",
         {},
         button(entry.title, guarded(() => { const found = store.load(entry.id); if (found) open(found); }), { class: "quiet", "aria-current": entry.id === conversation?.id ? "true" : null }),
-        button("×", guarded(() => { store.remove(entry.id); if (entry.id === conversation?.id) startNew(); else renderList(); }), { class: "quiet", "aria-label": `Delete ${entry.title}` }),
+        button("×", guarded(() => { remove(entry.id); if (entry.id === conversation?.id) startNew(); else renderList(); }), { class: "quiet", "aria-label": `Delete ${entry.title}` }),
       ),
     ),
   );
@@ -224,7 +232,7 @@ function escape(event) {
 }
 
 function stop() {
-  running?.abort();
+  running?.controller.abort();
 }
 
 async function send() {
@@ -248,39 +256,64 @@ async function fork(parent, message, tokens, finished) {
   renderLog();
 }
 
-// Stream a reply to `parent`. A fork has the model and the seed of the reply that it comes from.
+// Stream a reply to `parent`. A fork has the model and the seed of the reply that it comes from. The reply is saved
+// while it streams, as one that was stopped, so that a reload or a crash of the tab loses at most a second of it.
 async function reply(parent, start = [], origin = null) {
   if (running) return;
   const chat = conversation;
   const model = origin?.model ?? chat.model;
   const seed = origin?.seed ?? chat.settings.seed ?? randomSeed();
   const prompt = { model, messages: store.messagesUpTo(chat, parent) };
-  const message = store.add(parent, newReply(model, seed, start));
+  const message = store.add(parent, { ...newReply(model, seed, start), finished: "aborted" });
+  const tokens = [...start];
+  const began = performance.now();
+  const job = { chat, controller: new AbortController(), deleted: false };
+  let result = null;
+  let recorded = 0;
+  const record = () => {
+    recorded = performance.now();
+    setTokens(message, [...tokens]);
+    Object.assign(message, { content: textOf(tokens), seconds: (recorded - began) / 1000 });
+    try {
+      if (!job.deleted) store.save(chat);
+    } catch (err) {
+      notify(err.message); // the reply goes on
+    }
+  };
+  const leave = () => { record(); job.controller.abort(); };
+  running = job;
+  record();
+  addEventListener("pagehide", leave);
+  renderList();
   renderLog();
   const view = parts.log.lastElementChild.view;
   busy(true);
   view.live(true);
-  view.push(start);
-  running = new AbortController();
   try {
-    const result = await generate(prompt, asBody(chat.settings, seed), start, (tokens) => { view.push(tokens); follow(); }, running.signal);
+    result = await generate(prompt, asBody(chat.settings, seed), start, (more) => {
+      tokens.push(...more);
+      view.push(more);
+      follow();
+      if (performance.now() - recorded > RECORD_MS) record();
+    }, job.controller.signal);
     setTokens(message, result.tokens);
     Object.assign(message, { content: textOf(result.tokens), finished: result.finished, seconds: result.seconds });
     if (result.error) throw result.error;
   } catch (err) {
-    if (!message.finished) {
+    if (!result) { // it failed before the first token
       parent.children.splice(parent.children.indexOf(message), 1);
       parent.at = Math.max(0, parent.children.length - 1);
     }
     throw err;
   } finally {
     running = null;
-    store.save(chat);
+    removeEventListener("pagehide", leave);
+    if (!job.deleted) store.save(chat);
     if (parts) {
       busy(false);
+      renderList();
       if (chat === conversation) {
         view.live(false);
-        renderList();
         if (!parent.children.includes(message)) renderLog();
         else follow();
       }

@@ -38,7 +38,7 @@ export async function generate(prompt, settings, start, onTokens, signal) {
       signal,
     );
   } catch (err) {
-    if (err.name !== "AbortError") {
+    if (!signal.aborted) {
       if (tokens.length === start.length) throw err;
       Object.assign(result, { finished: "failed", error: err });
     }

@@ -6,7 +6,7 @@ import { plural } from "./format.js";
 import { InsidePanel } from "./inside.js";
 import { guarded } from "./notice.js";
 import { provenancePanel } from "./provenance.js";
-import { TokenView } from "./tokens.js";
+import { hidePopover, TokenView } from "./tokens.js";
 
 const ENDS = {
   stop: "ended by itself",
@@ -117,6 +117,7 @@ export class ReplyView {
   }
 
   #toggleProvenance() {
+    hidePopover(0);
     const on = !this.provenance;
     if (on) this.panels.append((this.provenance = provenancePanel(this.reply.model, this.reply.content)));
     else {

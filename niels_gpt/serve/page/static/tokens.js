@@ -67,6 +67,7 @@ export class TokenView {
   // As a list of tokens for the keyboard and screen readers, instead of a text.
   inspect(on) {
     this.inspecting = on;
+    if (on) hidePopover(0);
     this.element.classList.toggle("inspecting", on);
     const attributes = { role: "listbox", tabindex: "0", "aria-label": "Tokens of the reply", "aria-orientation": "horizontal" };
     for (const [name, value] of Object.entries(attributes)) {
@@ -119,7 +120,7 @@ export class TokenView {
 
   #hovered(event) {
     const cell = this.#cellOf(event);
-    if (!cell || matchMedia("(hover: none)").matches) return;
+    if (!cell || this.inspecting || matchMedia("(hover: none)").matches) return; // the panel has the same
     const parts = [];
     for (let index = cell.first; index <= cell.last; index++) {
       if (this.tokens[index].logprob != null) parts.push(tokenDetails(this.tokens[index], this.onFork && ((other) => this.onFork(index, other)), -1));
@@ -169,7 +170,9 @@ const popover = el("div", {
 });
 document.body.append(popover);
 addEventListener("scroll", () => hidePopover(0), { capture: true, passive: true });
+addEventListener("keydown", (event) => { if (event.key === "Escape") hidePopover(0); });
 let hiding = 0;
+const NEAR = 80; // pixels that the mouse can cross before the popover hides
 
 function showPopover(anchor, parts) {
   clearTimeout(hiding);
@@ -177,12 +180,31 @@ function showPopover(anchor, parts) {
   popover.hidden = false;
   const at = anchor.getClientRects()[0] ?? anchor.getBoundingClientRect();
   const { width, height } = popover.getBoundingClientRect();
-  const below = at.bottom + height + 8 < innerHeight;
-  popover.style.left = `${Math.max(8, Math.min(at.left, innerWidth - width - 8))}px`;
-  popover.style.top = `${Math.max(8, below ? at.bottom : at.top - height)}px`;
+  const left = Math.max(8, Math.min(at.left, innerWidth - width - 8));
+  popover.style.left = `${left}px`;
+  popover.style.top = `${freeTop(anchor, at, left, width, height)}px`;
 }
 
-export function hidePopover(after = 150) {
+// Where the popover covers the fewest controls, above all those of the reply itself: below the token, above it, or
+// below a short reply.
+function freeTop(anchor, at, left, width, height) {
+  const reply = anchor.closest(".reply");
+  const end = reply.getBoundingClientRect().bottom;
+  const tops = [at.bottom, at.top - height, ...(end - at.bottom < NEAR ? [end] : [])];
+  const controls = [...document.querySelectorAll("a, button, input, select, summary, textarea")]
+    .filter((node) => !popover.contains(node) && node.checkVisibility())
+    .map((node) => ({ box: node.getBoundingClientRect(), cost: reply.contains(node) ? 10 : 1 }));
+  const covered = (top) => controls
+    .filter(({ box }) => box.left < left + width && left < box.right && box.top < top + height && top < box.bottom)
+    .reduce((sum, { cost }) => sum + cost, 0);
+  const found = tops
+    .filter((top) => top >= 8 && top + height <= innerHeight - 8)
+    .map((top) => ({ top, cost: covered(top) }))
+    .sort((a, b) => a.cost - b.cost);
+  return found[0]?.top ?? 8;
+}
+
+export function hidePopover(after = 300) {
   clearTimeout(hiding);
   hiding = setTimeout(() => (popover.hidden = true), after);
 }
