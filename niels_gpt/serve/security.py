@@ -89,7 +89,7 @@ class Guard:
 
     def _refusal(self, headers: Headers, path: str) -> APIError | None:
         if sum(len(name) + len(value) for name, value in headers.raw) + len(path) > HEAD_BYTES:
-            return APIError(431, f"the headers have more than {HEAD_BYTES} bytes", code="headers_too_large")
+            return headers_too_large()
         host = _host_name(headers.get("host", ""))
         if self._local and not _is_local_name(host):
             return APIError(
@@ -111,6 +111,11 @@ class Guard:
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
+
+
+def headers_too_large() -> APIError:
+    """Return the error of a request line and headers above HEAD_BYTES."""
+    return APIError(431, f"the headers have more than {HEAD_BYTES} bytes", code="headers_too_large")
 
 
 def _host_name(header: str) -> str:
