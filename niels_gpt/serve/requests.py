@@ -195,7 +195,7 @@ async def encode_texts(
     )
     for text, ids in zip(given, prompts, strict=True):
         if not ids or not text:
-            raise APIError(400, f"{param} is empty: give at least one character to continue", param=param)
+            raise APIError(400, f"{param} is empty: give at least one character", param=param)
         if len(ids) > limits.prompt_tokens:
             raise APIError(
                 400,

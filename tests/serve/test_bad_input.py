@@ -56,6 +56,27 @@ def test_bodies_that_are_no_requests(http, body):
 
 
 @pytest.mark.parametrize(
+    ("body", "code", "facts"),
+    [
+        (b"", "empty_body", ["empty"]),
+        (b'{"model": bytes}', "invalid_json", ["character 10"]),
+        (b'{"model": "\xff"}', "invalid_json", ["UTF-8", "byte 11"]),
+        (b'{"model": "[[", "messages": ' + b"[" * 100_000, "invalid_json", ["nested", "64", "byte 91"]),  # 28 + 63
+        (b'{"user": "' + b"1" * 5000 + b'", "seed": -' + b"9" * 10_000 + b"}", "invalid_json", ["4300", "byte 5022"]),
+    ],
+)
+def test_what_is_wrong_with_a_body_and_where(http, body, code, facts):
+    error = check_error(http.post(CHAT, content=body, headers={"content-type": "application/json"}), 400)
+    assert (error["code"], error["type"]) == (code, "invalid_request_error")
+    assert all(fact in error["message"] for fact in facts), error["message"]
+
+
+def test_an_empty_input_is_not_continued(http):
+    error = check_error(http.post("/v1/embeddings", json={"model": "bytes", "input": ""}), 400)
+    assert error["param"] == "input" and "continue" not in error["message"]
+
+
+@pytest.mark.parametrize(
     ("change", "param"),
     [
         ({"temperature": -0.1}, "temperature"),
