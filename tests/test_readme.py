@@ -122,4 +122,4 @@ def test_the_commands_of_the_readme_and_the_first_hour_run_in_order(tmp_path, mo
         code = call(*words, *extra)
         output, errors = capsys.readouterr()
         assert code in (AUDIT_CODES if words[0] == "audit" else (0,)), f"{shlex.join(words)}\n{output}\n{errors}"
-    assert served == ["demo-pretrain", "demo-sft"]
+    assert served == ["demo-sft", "demo-pretrain"]

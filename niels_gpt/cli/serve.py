@@ -30,7 +30,7 @@ def serve(
             callback=check_runs,
             autocompletion=complete_runs,
             show_default=False,
-            help="Runs, pipelines or checkpoints; default: the newest run in runs/.",
+            help="Runs, pipelines (all trained phases) or checkpoints; default: the newest in runs/.",
         ),
     ] = None,
     host: Annotated[
@@ -82,7 +82,6 @@ def serve(
     import contextlib
     import sys
 
-    from niels_gpt.cli.options import run_or_newest
     from niels_gpt.system.console import is_quiet
 
     try:
@@ -103,7 +102,7 @@ def serve(
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(bind(host, port))
         models = load_models(
-            runs or [run_or_newest(None, None)],
+            runs or [_newest()],
             limits,
             device=device,
             int8=weights == "int8",
@@ -126,3 +125,13 @@ def serve(
         url = address(listening)
         print(f"serving {', '.join(model.id for model in models)} on {url}/v1 (page: {url}/ )", flush=True)
         run(app, listening, limits)
+
+
+def _newest() -> Path:
+    """Return the newest run or pipeline in runs/, and print which."""
+    from niels_gpt.runs.loading import find_newest
+    from niels_gpt.system.console import hint
+
+    path = find_newest()
+    hint(f"using {path}")
+    return path

@@ -88,7 +88,7 @@ class Overlaps:
     usual: list[Usual]
     """By source, for text of this length; empty if the run has no held-out text."""
     recites: bool | None
-    """Whether it is a copy as a whole, or COPY characters of it are, or it overlaps more than held-out text does.
+    """Whether COPY characters of it are a copy, or it overlaps more than held-out text of its length does.
 
     None: the text is too short."""
     problems: list[str]
@@ -309,7 +309,7 @@ def _recites(overlaps: Overlaps) -> bool | None:
         return None
     if not overlaps.spans:
         return False
-    if overlaps.longest >= min(COPY, len(overlaps.text.strip())):
+    if overlaps.longest >= COPY:
         return True
     usual = _of_source(overlaps.usual, overlaps.spans[0].passages[0].source)
     return usual is None or overlaps.longest > usual.high_longest or overlaps.share > usual.high_share

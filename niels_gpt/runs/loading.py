@@ -107,17 +107,24 @@ def list_runs(root: Path = RUNS) -> list[RunFolder]:
     return sorted(runs, key=lambda run: run.config_path.stat().st_mtime_ns, reverse=True)
 
 
+def find_newest() -> Path:
+    """The path of the newest run in runs/, or of the pipeline that it is a phase of. Raises ValueError for none."""
+    newest = next(iter(list_runs()), None)
+    if newest is None:
+        raise ValueError(f"no run in {RUNS}/: train one first ({command('demo')}), or name one (RUN)")
+    pipeline = PipelineFolder(newest.path.parent)
+    return pipeline.path if pipeline.exists else newest.path
+
+
 def find_run(path: Path | None) -> RunFolder:
     """The run at a path, or the newest run in runs/; of a pipeline, its last phase with a checkpoint.
 
     Raises ValueError if there is none.
     """
     if path is None:
-        newest = next(iter(list_runs()), None)
-        if newest is None:
-            raise ValueError(f"no run in {RUNS}/: train one first ({command('demo')}), or name one (RUN)")
-        pipeline = PipelineFolder(newest.path.parent)
-        return pipeline.current if pipeline.exists else newest
+        path = find_newest()
+        pipeline = PipelineFolder(path)
+        return pipeline.current if pipeline.exists else RunFolder(path)
     run, pipeline = RunFolder(path), PipelineFolder(path)
     if not run.exists and pipeline.exists:
         run = pipeline.current

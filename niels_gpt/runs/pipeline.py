@@ -33,6 +33,11 @@ class PipelineFolder:
         pretrain, sft = self.runs["pretrain"], self.runs["sft"]
         return pretrain if pretrain.has_checkpoint and not sft.has_checkpoint else sft
 
+    @property
+    def trained(self) -> list[RunFolder]:
+        """Its runs with a checkpoint, the last phase first."""
+        return [run for run in reversed(self.runs.values()) if run.has_checkpoint]
+
     def read_configs(self) -> dict[str, RunConfig]:
         """Return the stored configs. Raises ValueError if there are none."""
         if not self.exists:

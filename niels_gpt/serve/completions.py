@@ -35,6 +35,8 @@ class Order:
     """Further options of `Engine.submit`."""
     start: Sequence[int] = ()
     """The last ids of the prompts, where they are already text of the continuation; a stop sequence can begin there."""
+    prompts_only: bool = False
+    """Whether only the prompts are wanted. The engine always samples a token; it is dropped (`new_tokens` is 1)."""
 
     @property
     def choices(self) -> int:
@@ -63,9 +65,7 @@ class Update(NamedTuple):
 class _Choice:
     """One continuation as text."""
 
-    def __init__(
-        self, index: int, request: Request, stops: list[bytes], model: ServedModel, start: Sequence[int]
-    ) -> None:
+    def __init__(self, index: int, request: Request, stops: list[bytes], model: ServedModel, order: Order) -> None:
         self.index = index
         self.request = request
         self.tokens = 0
@@ -73,7 +73,8 @@ class _Choice:
         self._model = model
         self._output = TextOutput(stops)
         self._has_stops = bool(stops)
-        before = b"".join(model.token_bytes[token] for token in start)
+        self._prompt_only = order.prompts_only
+        before = b"".join(model.token_bytes[token] for token in order.start)
         self._output.add(before)
         self._size = len(before)  # bytes so far
         self._scored: list[ScoredToken] = []  # their text is not certain yet
@@ -85,6 +86,9 @@ class _Choice:
 
     def add(self, event: Event) -> Update:
         """Add new tokens. A stop sequence ends the continuation here; the engine does not know of it yet."""
+        if self._prompt_only:
+            self.finished = "length"
+            return Update(self.index, "", [], self.finished)
         token_bytes, tokens = self._model.token_bytes, event.tokens
         ends = event.finished == "stop"  # with an id that is not text
         self.tokens += len(tokens)
@@ -172,7 +176,7 @@ class Generation:
                     stop=model.end_ids,
                     **order.options,
                 )
-                self.choices.append(_Choice(index, request, stops, model, order.start))
+                self.choices.append(_Choice(index, request, stops, model, order))
         except ValueError as err:
             self.close()
             raise APIError(400, str(err), code="invalid_value") from None

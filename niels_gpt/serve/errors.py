@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -70,7 +73,10 @@ def describe_validation(errors: Sequence[Mapping[str, Any]]) -> APIError:
     names = [str(part) for part in location if not _names_a_type(part)]
     param = ".".join(names)[:200] or None
     if first.get("type") == "json_invalid":
-        return APIError(400, "the body is not valid JSON", code="invalid_json")
+        reason = str(first.get("ctx", {}).get("error", "")).lower()
+        return APIError(400, f"the body is not valid JSON: {reason} at character {param}", code="invalid_json")
+    if not location and first.get("type") == "missing":
+        return APIError(400, "the body is empty: send a JSON object", code="empty_body")
     if not location and str(first.get("type")).endswith("attributes_type"):
         return APIError(400, "the body must be a JSON object with Content-Type: application/json", code="invalid_json")
     if first.get("type") == "extra_forbidden":
@@ -82,6 +88,42 @@ def describe_validation(errors: Sequence[Mapping[str, Any]]) -> APIError:
 def _names_a_type(part: object) -> bool:
     """Whether a part of pydantic's location is the tag of a union (`list[str]`, `constrained-str`), not a parameter."""
     return isinstance(part, str) and (part in ("str", "int", "float", "bool") or any(c in part for c in "[-("))
+
+
+_JSON_PART = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[][{}]|[0-9]++', re.DOTALL)
+"""A string, a bracket or the digits of a number; none of them is part of another."""
+DEPTH = 64
+"""Where the error about nesting points to; no request needs half of it. Python's parser fails at about 1000."""
+
+
+def describe_body(err: BaseException | None, body: bytes) -> APIError:
+    """Return the 400 of a body at which Python's JSON parser failed without naming a position."""
+    if isinstance(err, UnicodeDecodeError):
+        reason = f"the body is not valid {err.encoding.upper()}: {err.reason} at byte {err.start}"
+    elif isinstance(err, RecursionError):
+        reason = f"the body is nested too deeply: more than {DEPTH} arrays and objects within each other"
+        reason += _at_byte(_deep_part(body))
+    elif isinstance(err, ValueError):
+        most = sys.get_int_max_str_digits()
+        long = (part for part in _JSON_PART.finditer(body) if part[0][:1].isdigit() and len(part[0]) > most)
+        reason = f"the body has an integer of more than {most} digits" + _at_byte(next(long, None))
+    else:
+        reason = "the body cannot be parsed as JSON"
+    return APIError(400, reason, code="invalid_json")
+
+
+def _deep_part(body: bytes) -> re.Match[bytes] | None:
+    """The bracket that opens the first array or object above DEPTH."""
+    depth = 0
+    for part in _JSON_PART.finditer(body):
+        depth += (part[0] in b"[{") - (part[0] in b"]}")
+        if depth > DEPTH:
+            return part
+    return None
+
+
+def _at_byte(part: re.Match[bytes] | None) -> str:
+    return "" if part is None else f", at byte {part.start()}"
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -97,6 +139,8 @@ def add_handlers(app: FastAPI) -> None:
 
     async def on_http(request: Request, err: Exception) -> Response:
         assert isinstance(err, HTTPException)
+        if err.status_code == 400 and err.__cause__ is not None:  # FastAPI's for every failure to parse the body
+            return (await asyncio.to_thread(describe_body, err.__cause__, await request.body())).response()
         messages = {
             404: f"there is no {request.method} {request.url.path[:200]}",
             405: f"{request.method} is not allowed for {request.url.path[:200]}",

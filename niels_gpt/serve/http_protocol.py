@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -11,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from niels_gpt.serve.errors import APIError
 from niels_gpt.serve.limits import Limits
+from niels_gpt.serve.security import headers_too_large
 
 SLICE = 4096
 """Bytes that are parsed at a time. They can hold 700 chunks of a body, each of which takes h11 40 microseconds; the
@@ -84,13 +87,20 @@ def protocol(limits: Limits) -> type[asyncio.Protocol]:
             if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
                 self.transport.close()
                 return
-            body = json.dumps(APIError(400, msg, code="invalid_http").body).encode("ascii")
+            err = sys.exc_info()[1]  # uvicorn calls this where it handles the error, but does not pass it
+            if isinstance(err, h11.RemoteProtocolError) and err.error_status_hint == 431:
+                error = headers_too_large()
+            else:
+                error = APIError(400, msg, code="invalid_http")
+            body = json.dumps(error.body).encode("ascii")
             headers = [
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
                 (b"connection", b"close"),
             ]
-            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            reason = HTTPStatus(error.status).phrase.encode("ascii")
+            start = h11.Response(status_code=error.status, headers=headers, reason=reason)
+            for event in (start, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
             self.transport.close()
 

@@ -114,8 +114,10 @@ class ModelWorker:
         assert self._loop is not None
         gathered: dict[Request, Event] = {}
         handed_over = 0.0
-        while not self._stopping:
+        while True:
             self._work.clear()
+            if self._stopping:  # read after clear(): stop() sets it before the event, so its wake-up is never lost
+                return
             if not self._calls and not self.engine.busy:
                 self._work.wait()
                 continue

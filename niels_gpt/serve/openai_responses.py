@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from niels_gpt.serve.completions import ScoredToken, Update
@@ -101,19 +101,23 @@ class ChatFormat(_Format):
 
 
 class CompletionFormat(_Format):
-    """Continuations of texts. `echoes` holds, for each continuation, its prompt as text and scored tokens."""
+    """Continuations of texts.
+
+    echo: returns the prompt of a continuation as text and scored tokens; called with its first update, since the engine
+    scores a prompt only when it has a slot.
+    """
 
     def __init__(
         self,
         model: ServedModel,
         *,
         scored: bool,
-        echoes: Sequence[tuple[str, list[ScoredToken]]] = (),
+        echo: Callable[[int], tuple[str, list[ScoredToken]]] | None = None,
         include_usage: bool = False,
     ) -> None:
         super().__init__(model, "cmpl", "text_completion", include_usage)
         self._scored = scored
-        self._echoes = echoes
+        self._echo = echo
         self._offsets: dict[int, _Offsets] = {}
 
     def chunks(self, update: Update) -> list[dict[str, Any]]:
@@ -124,9 +128,9 @@ class CompletionFormat(_Format):
 
     def _choice(self, update: Update) -> dict[str, Any]:
         text, tokens = update.text, update.tokens
-        if self._echoes and update.choice not in self._begun:
+        if self._echo is not None and update.choice not in self._begun:
             self._begun.add(update.choice)
-            prompt, prompt_tokens = self._echoes[update.choice]
+            prompt, prompt_tokens = self._echo(update.choice)
             text, tokens = prompt + text, [*prompt_tokens, *tokens]
         logprobs = self._logprobs(update.choice, tokens) if self._scored else None
         return {"index": update.choice, "text": text, "logprobs": logprobs, "finish_reason": update.finished}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -82,26 +83,19 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     if scored:
         options = {"logprobs": body.logprobs} | ({"prompt_logprobs": True} if echo else {})
     order = _order(body, prompts, max(wanted, 1), body.stops, options, limits)
+    order = replace(order, prompts_only=wanted == 0)
     include_usage = body.stream_options is not None and body.stream_options.include_usage
 
     def form(generation: Generation) -> ResponseFormat:
-        echoes = []
-        for choice in generation.choices if echo else ():
-            prompt, ids = given[choice.index // order.n], prompts[choice.index // order.n]
+        def echoed(index: int) -> tuple[str, list[ScoredToken]]:
+            prompt, ids = given[index // order.n], prompts[index // order.n]
             text = prompt if isinstance(prompt, str) else model.tokenizer.decode(ids)
-            found = [None, *(choice.request.prompt_logprobs or [])] if scored else []
-            echoes.append((text, [ScoredToken(0, i, each) for i, each in zip(ids, found, strict=False)]))
-        return CompletionFormat(model, scored=scored, echoes=echoes, include_usage=include_usage)
+            found = [None, *(generation.choices[index].request.prompt_logprobs or [])] if scored else []
+            return text, [ScoredToken(0, i, each) for i, each in zip(ids, found, strict=False)]
 
-    return await respond(
-        request,
-        model,
-        order,
-        form,
-        stream=bool(body.stream),
-        include_usage=include_usage,
-        drop_text=wanted == 0,
-    )
+        return CompletionFormat(model, scored=scored, echo=echoed if echo else None, include_usage=include_usage)
+
+    return await respond(request, model, order, form, stream=bool(body.stream), include_usage=include_usage)
 
 
 @router.post("/embeddings")

@@ -119,9 +119,8 @@ async def respond(
     *,
     stream: bool,
     include_usage: bool,
-    drop_text: bool = False,
 ) -> Response:
-    """Generate, and return the response or its stream. `drop_text`: only the prompts are wanted."""
+    """Generate, and return the response or its stream."""
     prompt_tokens = sum(map(len, order.prompts))
     generation = Generation(model, order, limits_of(request), record_of(request.scope))
     generations: set[Generation] = request.app.state.generations
@@ -132,9 +131,6 @@ async def respond(
     try:
         first = await anext(updates)
         form = make_form(generation)
-        if drop_text:
-            first = [Update(choice.index, "", [], "length") for choice in generation.choices]
-            generation.close()
         if stream:
             return EventStream(
                 first,
@@ -153,7 +149,7 @@ async def respond(
                 merged[update.choice] = Update(
                     update.choice, old.text + update.text, old.tokens + update.tokens, update.finished
                 )
-            batch = None if drop_text else await anext(updates, None)
+            batch = await anext(updates, None)
         generation.close()
         watch.cancel()
         usage = generation.usage(prompt_tokens)
@@ -199,7 +195,7 @@ async def encode_texts(
     )
     for text, ids in zip(given, prompts, strict=True):
         if not ids or not text:
-            raise APIError(400, f"{param} is empty: give at least one character to continue", param=param)
+            raise APIError(400, f"{param} is empty: give at least one character", param=param)
         if len(ids) > limits.prompt_tokens:
             raise APIError(
                 400,

@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from niels_gpt.serve.errors import APIError
 
 KEY_VARIABLE = "NIELS_GPT_API_KEY"
-LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 RESPONSE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
@@ -90,11 +89,13 @@ class Guard:
 
     def _refusal(self, headers: Headers, path: str) -> APIError | None:
         if sum(len(name) + len(value) for name, value in headers.raw) + len(path) > HEAD_BYTES:
-            return APIError(431, f"the headers have more than {HEAD_BYTES} bytes", code="headers_too_large")
+            return headers_too_large()
         host = _host_name(headers.get("host", ""))
-        if self._local and host not in LOCAL_HOSTS:
+        if self._local and not _is_local_name(host):
             return APIError(
-                403, "the Host header must be localhost, 127.0.0.1 or [::1]: this server is local", code="wrong_host"
+                403,
+                "the Host header must be localhost or a loopback address (127.0.0.1, [::1]): this server is local",
+                code="wrong_host",
             )
         origin = headers.get("origin")
         if origin is not None and urlsplit_netloc(origin) != headers.get("host", ""):
@@ -112,11 +113,24 @@ class Guard:
         )
 
 
+def headers_too_large() -> APIError:
+    """Return the error of a request line and headers above HEAD_BYTES."""
+    return APIError(431, f"the headers have more than {HEAD_BYTES} bytes", code="headers_too_large")
+
+
 def _host_name(header: str) -> str:
     """Return the name in a Host header, without port and brackets."""
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0].lower()
+
+
+def _is_local_name(host: str) -> bool:
+    """Whether the name in a Host header is that of this machine: no other site can let an address point elsewhere."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def urlsplit_netloc(origin: str) -> str | None:

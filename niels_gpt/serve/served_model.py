@@ -15,6 +15,7 @@ from niels_gpt.inference.engine.request import ContextOverflow
 from niels_gpt.inference.generation import visible_bytes
 from niels_gpt.inference.int8 import Int8GPT
 from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun, load_run
 from niels_gpt.runs.pipeline import PipelineFolder
 from niels_gpt.serve.limits import Admission, Limits
@@ -102,7 +103,7 @@ class ServedModel:
 
 
 def load_models(
-    runs: Iterable[Path | None],
+    runs: Iterable[Path],
     limits: Limits,
     *,
     device: str = "auto",
@@ -111,13 +112,13 @@ def load_models(
     context_overflow: ContextOverflow = "half",
     threads: int = 1,
 ) -> list[ServedModel]:
-    """Load the model of each run, pipeline or checkpoint; None is the newest run.
+    """Load the model of each run or checkpoint, and those of all trained phases of a pipeline, the last phase first.
 
     prefix_tokens, context_overflow: of the engine; None is the size of the KV cache of all slots.
     threads: most threads that compute a model on a CPU (see `thread_count`).
     Raises ValueError as `load_run` does.
     """
-    loaded = [load_run(run, device=device, has_option=False) for run in runs]
+    loaded = [load_run(path, device=device, has_option=False) for run in runs for path in _phases(run)]
     ids = unique_ids([model_id(each) for each in loaded])
     served: list[ServedModel] = []
     taken = set(ids)
@@ -133,6 +134,14 @@ def load_models(
             made.aliases = (alias,)
         served.append(made)
     return served
+
+
+def _phases(path: Path) -> list[Path]:
+    """Return the trained phases of a pipeline; of a run, a checkpoint, or a pipeline without any, the path itself."""
+    pipeline = PipelineFolder(path)
+    if RunFolder(path).exists or not pipeline.exists:
+        return [path]
+    return [run.path for run in pipeline.trained] or [path]
 
 
 def serve_run(loaded: LoadedRun, name: str, engine: Engine, limits: Limits, *, threads: int = 1) -> ServedModel:

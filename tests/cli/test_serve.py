@@ -12,7 +12,9 @@ import httpx
 import openai
 import pytest
 
+from niels_gpt.serve import server
 from tests.cli import call
+from tests.serve.test_served_model import write_phases
 
 LONG = {"model": "m", "prompt": "abc", "max_tokens": 4000}
 
@@ -135,3 +137,12 @@ def test_the_page_shows_the_runs_of_a_folder(checkpoint, token_runs):
     with Process(checkpoint, "--runs", token_runs / "runs") as server:
         found = httpx.get(server.url.split("/v1")[0] + "/api/runs", timeout=60).json()["runs"]
         assert {run["name"]: run["state"] for run in found} == {"base": "finished", "chat": "finished"}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_both_phases_of_a_pipeline_are_served(tmp_path, monkeypatch, capsys, named):
+    write_phases(tmp_path / "runs/mine", "pretrain", "sft")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(server, "run", lambda *_: None)  # else until Ctrl-C
+    assert call("serve", *(["runs/mine"] if named else []), "--port", 0, "--slots", 2) == 0
+    assert "serving mine-sft, mine-pretrain on" in capsys.readouterr().out

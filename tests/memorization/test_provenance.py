@@ -148,6 +148,20 @@ def test_phrases_that_held_out_text_has_too_are_not_recited():
     }
 
 
+def test_a_short_copy_recites_only_if_held_out_text_of_its_length_is_no_copy():
+    """All of a slogan of 60 characters is in every held-out passage too, so that a copy of it proves nothing."""
+    slogan = sentences(1, 1)[0]
+    found = opened([f"{slogan}\n{a}" for a in sentences(2, 5)], held_out=[slogan * 3] * 5)
+    copied = find_overlaps(found, slogan)
+    assert (copied.share, copied.longest) == (1, 60)
+    assert (copied.usual[0].high_share, copied.usual[0].high_longest) == (1, 60)
+    assert copied.recites is False
+    assert copied.verdict().startswith("overlaps no more than held-out text: 100%")
+    assert find_overlaps(found, sentences(2, 5)[0] + slogan[:40]).recites is False  # no longer, no larger share
+    longer = find_overlaps(found, f"{slogan}\n{sentences(2, 5)[0]}")
+    assert longer.longest == 121 and longer.recites is True
+
+
 def test_held_out_copies_of_training_text_are_left_out():
     notes = ["".join(sentences(i, 6)) for i in range(4)]
     found = opened(notes, held_out=[notes[0], "".join(sentences(9, 6))])

@@ -56,6 +56,27 @@ def test_bodies_that_are_no_requests(http, body):
 
 
 @pytest.mark.parametrize(
+    ("body", "code", "facts"),
+    [
+        (b"", "empty_body", ["empty"]),
+        (b'{"model": bytes}', "invalid_json", ["character 10"]),
+        (b'{"model": "\xff"}', "invalid_json", ["UTF-8", "byte 11"]),
+        (b'{"model": "[[", "messages": ' + b"[" * 100_000, "invalid_json", ["nested", "64", "byte 91"]),  # 28 + 63
+        (b'{"user": "' + b"1" * 5000 + b'", "seed": -' + b"9" * 10_000 + b"}", "invalid_json", ["4300", "byte 5022"]),
+    ],
+)
+def test_what_is_wrong_with_a_body_and_where(http, body, code, facts):
+    error = check_error(http.post(CHAT, content=body, headers={"content-type": "application/json"}), 400)
+    assert (error["code"], error["type"]) == (code, "invalid_request_error")
+    assert all(fact in error["message"] for fact in facts), error["message"]
+
+
+def test_an_empty_input_is_not_continued(http):
+    error = check_error(http.post("/v1/embeddings", json={"model": "bytes", "input": ""}), 400)
+    assert error["param"] == "input" and "continue" not in error["message"]
+
+
+@pytest.mark.parametrize(
     ("change", "param"),
     [
         ({"temperature": -0.1}, "temperature"),
@@ -212,13 +233,15 @@ def test_bodies_that_are_not_sent_as_json(http):
         assert "Content-Type: application/json" in check_error(http.post(CHAT, **options), 400)["message"]
 
 
-def test_large_bodies(http, server):
+def test_large_bodies(http):
     check_error(http.post(CHAT, content=b"x" * (4 * 2**20 + 1)), 413)
     check_error(http.post(CHAT, content=(b"x" * 2**20 for _ in range(6))), 413)  # without Content-Length
-    with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port)) as sock:
-        sock.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999\r\n\r\n"
-        )
+
+
+@pytest.mark.parametrize("size", [8 * 4 * 2**20 + 1, 99_999_999_999, 99_999_999_999_999_999])
+def test_a_declared_size_far_above_the_limit_is_refused_at_once(server, size):
+    with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port), timeout=20) as sock:  # the body has 30 s
+        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size)
         assert sock.recv(1000).startswith(b"HTTP/1.1 413")
 
 
@@ -256,6 +279,18 @@ def test_what_is_not_http(server, text):
         head, _, body = received.partition(b"\r\n\r\n")
         assert head.split()[1] in (b"400", b"404", b"403", b"431")
         assert "error" in json.loads(body)
+
+
+@pytest.mark.parametrize("size", [33_000, 36_000, 40_000, 60_000])
+def test_large_headers_are_431(server, size):
+    with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port), timeout=20) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * size + b"\r\n\r\n")
+        received = b""
+        while not received.endswith(b"}}") and (chunk := sock.recv(10_000)):
+            received += chunk
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.partition(b"\r\n")[0] == b"HTTP/1.1 431 Request Header Fields Too Large"
+    assert json.loads(body)["error"]["code"] == "headers_too_large"
 
 
 def test_numbers_in_responses_are_numbers(http):

@@ -1,5 +1,6 @@
 """The real `openai` package against a running server."""
 
+import json
 import math
 
 import openai
@@ -249,6 +250,31 @@ def test_echo_alone_scores_a_prompt(client):
     made = client.completions.create(model="bytes", prompt="abcd", max_tokens=0, echo=True, logprobs=1)
     assert made.choices[0].text == "abcd" and len(made.choices[0].logprobs.tokens) == 4
     assert made.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("options", [{}, {"logprobs": 1}])
+def test_echo_alone_generates_nothing(server, http, options):
+    body = {"model": "bytes", "prompt": ["abcd", "ef"], "max_tokens": 0, "echo": True, **options}
+    made = http.post("/v1/completions", json=body).json()
+    assert [choice["text"] for choice in made["choices"]] == ["abcd", "ef"]
+    usage = made["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (6, 0, 6)
+    stream = http.post("/v1/completions", json={**body, "stream": True, "stream_options": {"include_usage": True}})
+    events = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
+    assert events[-1]["usage"]["completion_tokens"] == 0
+    assert {event["choices"][0]["index"]: event["choices"][0]["text"] for event in events[:-1]} == {0: "abcd", 1: "ef"}
+    server.wait_until(lambda: [line.get("tokens_out") for line in server.log()[-2:]] == [0, 0])
+
+
+@pytest.mark.parametrize("new_tokens", [0, 2])
+def test_echo_scores_every_prompt_of_more_than_there_are_slots(http, new_tokens):
+    prompts = ["abcd" * (i + 1) for i in range(8)]
+    body = {"model": "bytes", "prompt": prompts, "max_tokens": new_tokens, "echo": True, "logprobs": 0}
+    found = [choice["logprobs"] for choice in http.post("/v1/completions", json=body).json()["choices"]]
+    assert [len(each["tokens"]) for each in found] == [len(prompt) + new_tokens for prompt in prompts]
+    longest = found[-1]["token_logprobs"]
+    for prompt, each in zip(prompts, found, strict=True):
+        assert each["token_logprobs"][1 : len(prompt)] == pytest.approx(longest[1 : len(prompt)], abs=1e-5)
 
 
 def test_penalties_and_biases(server, client):

@@ -45,14 +45,26 @@ def test_the_client_with_a_key(guarded):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "10.0.0.1"]
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example:80",
+        "",
+        "10.0.0.1",
+        "127.0.0.1x",
+        "[::]",
+        "0.0.0.0",
+    ],
 )
 def test_other_names_are_refused(http, host):
     response = http.get("/v1/models", headers={"Host": host})
     assert response.status_code == 403 and response.json()["error"]["code"] == "wrong_host"
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1:9", "[::1]:8000", "LOCALHOST"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:1", "127.0.0.1:9", "[::1]:8000", "LOCALHOST", "127.0.0.2:8000"]
+)
 def test_local_names_are_allowed(http, host):
     assert http.get("/v1/models", headers={"Host": host}).status_code == 200
 

@@ -55,4 +55,24 @@ def test_an_alias_hides_no_model(tmp_path):
     (tmp_path / "b/pretrain.yaml").unlink()
     run.rename(tmp_path / "b/mine")
     models = load_models([pipeline, tmp_path / "b/mine"], Limits(slots=2), device="cpu")
-    assert [(model.id, model.aliases) for model in models] == [("mine-sft", ()), ("mine", ())]
+    assert [(model.id, model.aliases) for model in models] == [("mine-sft", ()), ("mine-pretrain", ()), ("mine", ())]
+
+
+@pytest.mark.parametrize("phases", [("pretrain",), ("sft",), ("pretrain", "sft")])
+def test_all_trained_phases_of_a_pipeline_are_served(tmp_path, phases):
+    """The chat model is the first: clients and the page choose it."""
+    models = load_models([write_phases(tmp_path / "mine", *phases)], Limits(slots=2), device="cpu")
+    assert [model.id for model in models] == [f"mine-{phase}" for phase in reversed(phases)]
+    assert [model.aliases for model in models] == [("mine",), ()][: len(phases)]
+
+
+def test_a_phase_that_is_named_is_served_alone(tmp_path):
+    folder = write_phases(tmp_path / "mine", "pretrain", "sft")
+    assert [model.id for model in load_models([folder / "pretrain"], Limits(slots=2), device="cpu")] == [
+        "mine-pretrain"
+    ]
+
+
+def test_a_pipeline_without_a_model(tmp_path):
+    with pytest.raises((ValueError, OSError), match="mine"):
+        load_models([write_phases(tmp_path / "mine")], Limits(slots=2), device="cpu")
