@@ -71,6 +71,7 @@ def audit(
     from dataclasses import asdict
     from json import dumps
 
+    from niels_gpt.export import audit_gate
     from niels_gpt.memorization import audit as library
     from niels_gpt.memorization.measure import ExtractionSettings
     from niels_gpt.report.memorization_files import write_report
@@ -108,6 +109,9 @@ def audit(
         print(dumps(asdict(verdict), indent=2, ensure_ascii=False))
     else:
         show_verdict(verdict, out)
+    rejected = audit_gate.remember(loaded, verdict, out)
+    if rejected and not verdict.interrupted:
+        typer.echo(rejected, err=json)
     if verdict.interrupted:
         raise typer.Exit(INTERRUPTED)
     code = {library.SAFE: 0, library.NOT_SAFE: NOT_SAFE, library.NOT_JUDGED: NOT_JUDGED}[verdict.verdict]

@@ -207,6 +207,7 @@ def folder(
                     device=device,
                     rank=lora_rank,
                     own_dialogues=primer is not None,
+                    base_name=base or "",
                 )
             say(f"plan: {plan.describe()}; into {run.path}")
             if plan.seconds > 60 * minutes:

@@ -1,7 +1,8 @@
 """What must be known of a model before it leaves this machine: was it trained on private text, and what does it recite?
 
-A model that was trained on the user's own text is exported if an audit of exactly these weights says SAFE. Otherwise
-the export is refused, with the exit codes of `niels-gpt audit`, unless the user insists (`--anyway`).
+A model that was trained on the user's own text is exported if an audit of exactly these weights says SAFE: of all text
+that it was trained on, with settings as strict as the default. Otherwise the export is refused, with the exit codes of
+`niels-gpt audit`, unless the user insists (`--anyway`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from niels_gpt.memorization.audit import (
     NOT_SAFE,
     SAFE,
     SMALLEST_STRIDE,
+    THRESHOLD,
     AuditVerdict,
     audit_notes,
     counts_text,
@@ -29,16 +31,14 @@ from niels_gpt.pretrained.public_base import public_base
 from niels_gpt.runs.catalog import pipeline_of
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
-from niels_gpt.system.console import plural
+from niels_gpt.system.console import error_message, one_line, plural
 from niels_gpt.system.json_text import parse_json
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 from niels_gpt.training.tasks.registry import licence_in
 
-THRESHOLD = 0.001
-"""P(z) of a passage that is not safe to publish; the default of `niels-gpt audit`."""
 FOLDER = "export-audit"
-"""Folder in the run for the verdict of an audit before an export."""
+"""Folder in the run for the verdict of an audit that decides whether it may be exported."""
 _ORDER = (SAFE, NOT_JUDGED, NOT_SAFE)
 
 
@@ -54,6 +54,8 @@ class Clearance:
     """The public model that it is or began with; what that was trained on is not known."""
     trained: bool = True
     """Whether it was trained here; False: it was imported."""
+    rejected: str = ""
+    """Why a stored audit of these weights does not count; empty: there is none, or one that does."""
 
     @property
     def judgment(self) -> str:
@@ -72,9 +74,9 @@ class Clearance:
             unknown = f"What {self.base} was trained on is not recorded here"
             return f"Not audited. {unknown}" + ("; after that, public text only." if self.trained else ".")
         return (
-            f"{self.verdict['verdict']}: {counts_text(self.verdict)} of the training text. P(z) is the probability "
-            "that the model, given the first half of a passage, continues with exactly the second half. Paraphrases "
-            "and short secrets are not covered."
+            f"{self.verdict['verdict']}: {counts_text(self.verdict)} of the training text."
+            f"{_known_before(self.verdict)} P(z) is the probability that the model, given the first half of a passage, "
+            "continues with exactly the second half. Paraphrases and short secrets are not covered."
         )
 
 
@@ -82,7 +84,8 @@ def check(loaded: LoadedRun) -> Clearance:
     """Return what is known of a model: the private sources of its runs, and stored audits of these weights."""
     base = None if loaded.home is None else public_base(loaded.home)
     name = "" if base is None else base.name
-    return Clearance(private_sources(loaded), stored_verdict(loaded), base=name, trained=loaded.step > 0)
+    verdict, rejected = _stored(loaded)
+    return Clearance(private_sources(loaded), verdict, base=name, trained=loaded.step > 0, rejected=rejected)
 
 
 def private_sources(loaded: LoadedRun) -> list[str]:
@@ -105,23 +108,44 @@ def private_sources(loaded: LoadedRun) -> list[str]:
 
 
 def stored_verdict(loaded: LoadedRun) -> dict[str, Any] | None:
-    """Return the worst verdict on exactly these weights among the audits stored in the run or its pipeline."""
-    home = loaded.home
-    if home is None:
-        return None
-    found = []
-    folders = [folder for folder in (home.path, pipeline_of(home.path)) if folder is not None]
-    paths = [path for folder in folders for path in sorted(folder.glob("*/audit.json"))]
+    """Return the worst verdict on exactly these weights among the audits stored in the run or its pipeline.
+
+    An audit with shortfalls clears no model, but what it found to be NOT SAFE is.
+    """
+    return _stored(loaded)[0]
+
+
+def _stored(loaded: LoadedRun) -> tuple[dict[str, Any] | None, str]:
+    """(the stored verdict, why another one does not count if there is none)."""
+    found, rejected = list[dict[str, Any]](), ""
+    paths = [path for folder in _folders(loaded) for path in sorted(folder.glob("*/audit.json"))]
     digest = weights_digest(loaded.model) if paths else ""
     for path in paths:
         keep_private([path])
         try:
             verdict = parse_json(path.read_bytes())
-            if verdict["weights"] == digest and verdict["verdict"] in _ORDER and not verdict["interrupted"]:
-                found.append(verdict)
+            if verdict["weights"] != digest or verdict["verdict"] not in _ORDER:
+                continue
+            shortfalls = _shortfalls(verdict)
         except (OSError, ValueError, LookupError, TypeError):  # of an older version, or damaged: it proves nothing
             continue
-    return _worst(found)
+        if not shortfalls or (verdict["verdict"] == NOT_SAFE and not verdict["interrupted"]):
+            found.append(verdict)
+        else:
+            rejected = "; ".join(shortfalls)
+    return _worst(found), "" if found else rejected
+
+
+def _folders(loaded: LoadedRun) -> list[Path]:
+    """The run and its pipeline, in whose folders audits are stored."""
+    home = loaded.home
+    return [] if home is None else [folder for folder in (home.path, pipeline_of(home.path)) if folder is not None]
+
+
+def _shortfalls(verdict: dict[str, Any]) -> list[str]:
+    """Return why a verdict does not clear a model, whatever it says; audits of older versions do not tell."""
+    early = ["it was interrupted"] if verdict["interrupted"] else []
+    return early + list(verdict.get("shortfalls", ["an older version made it, which did not record its limits"]))
 
 
 def _worst(verdicts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -136,11 +160,32 @@ def audit(loaded: LoadedRun, *, progress: ProgressBar = no_progress) -> AuditVer
     T = loaded.model.config.T
     settings = ExtractionSettings.fitting(T, window=None, prompt=None, stride=SMALLEST_STRIDE, greedy=0)
     result = audit_notes(loaded, None, settings, threshold=THRESHOLD, exact=False, adapt_stride=True, progress=progress)
-    if loaded.home is not None and not result.verdict.interrupted:
-        folder = loaded.home.path / FOLDER
-        folder.mkdir(exist_ok=True)
-        files.write_json(folder / "audit.json", asdict(result.verdict))
+    remember(loaded, result.verdict)
     return result.verdict
+
+
+def remember(loaded: LoadedRun, verdict: AuditVerdict, out: Path | None = None) -> str:
+    """Store a verdict in the run, for its export; return why an export will not accept it, in one line, or "".
+
+    out: where it is written already. NOT SAFE is not replaced: text that is gone from the data is still in the weights.
+    """
+    fields = asdict(verdict)
+    shortfalls = _shortfalls(fields)
+    if loaded.home is None or shortfalls:
+        if verdict.verdict == NOT_SAFE or loaded.home is None or not private_sources(loaded):
+            return ""
+        return f"export will not accept this audit: {'; '.join(shortfalls)}; use {command('audit', loaded.path)}"
+    if out is not None and out.resolve().parent in [folder.resolve() for folder in _folders(loaded)]:
+        return ""
+    earlier = stored_verdict(loaded)
+    if earlier is None or earlier["verdict"] != NOT_SAFE:
+        folder = loaded.home.path / FOLDER
+        try:
+            folder.mkdir(exist_ok=True)
+            files.write_json(folder / "audit.json", fields)
+        except OSError as err:
+            return f"export will not know of this audit: {one_line(error_message(err))}"
+    return ""
 
 
 def with_verdict(clearance: Clearance, verdict: AuditVerdict) -> Clearance:
@@ -165,20 +210,46 @@ def refusal(clearance: Clearance, where: Path) -> Refusal | None:
     if clearance.judgment == SAFE:
         return None
     if clearance.verdict is None:
+        stored = f" (a stored audit does not count: {clearance.rejected})" if clearance.rejected else ""
         return Refusal(
-            f"{where} was trained on private text ({', '.join(clearance.private)}) and was not audited",
-            "--audit finds out what it recites, --anyway exports it as it is",
+            f"{where} was trained on private text ({', '.join(clearance.private)}) and was not audited{stored}",
+            f"--audit, or {command('audit', where)}, finds out what it recites, --anyway exports it as it is",
         )
     if clearance.judgment == NOT_SAFE:
         return Refusal(
             f"{where} is NOT SAFE to publish: it recites {_recited(clearance.verdict)} of its training text",
-            "remove them from the data and train again, or export it with --anyway",
+            _advice(clearance.verdict),
         )
     return Refusal(
         f"{where} is NOT JUDGED: no passage was found that it recites, but a part of the text was not audited "
         f"({'; '.join(clearance.verdict['because'][:3])})",
         "--anyway exports it all the same",
     )
+
+
+def _advice(verdict: dict[str, Any]) -> str:
+    """Return what helps against recited passages: training again does not remove what the base knows."""
+    known, over = verdict.get("windows_known", 0), verdict["windows_over"]
+    if not known:
+        return "remove them from the data and train again, or export it with --anyway"
+    if known < over:
+        return (
+            f"the base knows {known:,} of them already, and {over - known:,} were learned here: remove those from the "
+            "data and train again, from another base if the others are private too, or export it with --anyway"
+        )
+    base = verdict["base"]
+    return (
+        f"the base {base} recites all of them already, and training again does not change that: if they are public "
+        "text, export it with --anyway, otherwise train from another base"
+    )
+
+
+def _known_before(verdict: dict[str, Any]) -> str:
+    """Return a sentence about what the base knew of the passages at or over the threshold, or nothing."""
+    known, over = verdict.get("windows_known", 0), verdict["windows_over"]
+    if not verdict.get("base") or not over:
+        return ""
+    return f" Of these {plural(over, 'passage')} the base knew {known:,} before; {over - known:,} were learned here."
 
 
 def _recited(verdict: dict[str, Any]) -> str:

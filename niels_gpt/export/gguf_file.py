@@ -176,7 +176,7 @@ def _tensors(model: GPT, architecture: str) -> Iterator[NamedWeight]:
         yield "position_embd.weight", weights.positions
     yield from with_bias("output_norm", weights.norm.weight)
     if architecture == "gptneox" or not config.tie_embeddings:
-        yield "output.weight", weights.head
+        yield "output.weight", model.lm_head.weight  # all V rows: `weights.head` has those of the tokenizer's ids
     scaling = RopeScaling.of(config)
     if scaling is not None:
         yield "rope_freqs.weight", _frequency_divisors(config, scaling)

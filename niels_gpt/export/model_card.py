@@ -6,10 +6,11 @@ It is made to be published: it has no paths of data, and no text of the user.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
+import re
+import shlex
 
 from niels_gpt import __version__
+from niels_gpt.config.public_model import PREFIX
 from niels_gpt.export.audit_gate import Clearance
 from niels_gpt.pretrained.find_model import is_repository
 from niels_gpt.pretrained.public_base import PublicBase, public_base
@@ -21,6 +22,9 @@ from niels_gpt.runs.history import history
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system.console import plural
 from niels_gpt.tokenizer import ByteTokenizer
+
+_PATH = re.compile(rf"(?<![^\s={{\[,'\"])(?P<prefix>{PREFIX})?(?P<path>[^={{}}\[\],'\":]*/[^={{}}\[\],'\":]*)")
+"""A path in a word of a command line: all of the word, or what follows the = of an option or is in a mapping."""
 
 
 def model_card(loaded: LoadedRun, clearance: Clearance, *, name: str, architecture: str, usage: str) -> str:
@@ -92,10 +96,26 @@ def _metrics(facts: RunFacts | None) -> list[Block]:
 
 
 def _commands(facts: RunFacts | None) -> list[Block]:
-    """Return what was typed to train the run; the home folder is written as ~."""
+    """Return what was typed to train the run, without the folders of paths."""
     sessions = facts.environment.sessions if facts and facts.environment else []
-    typed: Sequence[str] = [session.command or "niels_gpt.train(), from Python" for session in sessions]
+    typed = [
+        "niels_gpt.train(), from Python" if session.command is None else _without_folders(session.command)
+        for session in sessions
+    ]
     if not typed:
         return [Paragraph(f"{NOT_RECORDED[:1].upper()}{NOT_RECORDED[1:]}.")]
-    home = str(Path.home())
-    return [Text("\n".join(line.replace(home, "~") if home != "/" else line for line in typed))]
+    return [Text("\n".join(typed))]
+
+
+def _without_folders(line: str) -> str:
+    """Return a command line with the last part of each path; a repository of the Hub (hf:NAME/MODEL) is no path."""
+    try:
+        words = shlex.split(line)
+    except ValueError:  # not quoted for a shell: as one word
+        return _PATH.sub(_last_part, line)
+    return shlex.join(_PATH.sub(_last_part, word) for word in words)
+
+
+def _last_part(match: re.Match[str]) -> str:
+    prefix, path = match["prefix"] or "", match["path"]
+    return match[0] if prefix and is_repository(path) else prefix + path.rstrip("/").rsplit("/", 1)[-1]

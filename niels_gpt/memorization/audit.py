@@ -37,6 +37,8 @@ MIN_BYTES = 4
 MOST_WINDOWS = 24_000
 """The stride grows until there are at most so many windows, or to half a suffix: a minute on two cores."""
 SMALLEST_STRIDE = 5
+THRESHOLD = 0.001
+"""P(z) of a passage that is not safe to publish: the default, and the largest that clears a model for an export."""
 MARGIN = 1e-3
 """Without `exact`, a window is scored until its P(z) is below the threshold by this factor."""
 
@@ -91,13 +93,16 @@ class AuditVerdict:
     too_short: list[str]
     """Documents of fewer than MIN_BYTES bytes, which were not judged."""
     base: str = ""
-    """The checkpoint that the run was fine-tuned from, if P(z) was measured under it too."""
+    """The model that the run was fine-tuned from, if P(z) was measured under it too: its name or its checkpoint."""
     base_problem: str = ""
     """Why there is no comparison with the base, although the run began with one."""
     windows_known: int = 0
     """Of `windows_over`, those that the base recites as well: public text, not learned from the notes."""
     interrupted: bool = False
     """Ctrl-C ended the audit early: the counts are of what was measured before."""
+    shortfalls: list[str] = dataclasses.field(default_factory=list)
+    """Why it does not clear the model for an export: looser settings than the default, or text of the training that
+    was not among the audited text."""
     weights: str = ""
     """`weights_digest` of the model: the verdict holds for these weights only."""
 
@@ -139,6 +144,7 @@ def audit_notes(
     ValueError for a threshold outside (0, 1], for nothing to judge, and for controls that were all trained on.
     """
     check_threshold(threshold)
+    shortfalls: list[str] = []
     with progress("reading"):
         found = read_run(loaded) if notes is None else read_path(notes, loaded, encoding_errors)
         if notes is not None:  # what it was taught to say about the notes is no text of the folder
@@ -146,6 +152,7 @@ def audit_notes(
             found.texts.extend(chats.texts)
             found.trained_replies |= chats.trained_replies
             found.skipped.extend(chats.skipped)
+            shortfalls = _not_covered(read_run(loaded), found.texts, notes)
         audited, too_short = _without_tiny(found.texts, loaded)
         if not audited:
             raise ValueError(_nothing_to_audit(notes, found))
@@ -162,6 +169,7 @@ def audit_notes(
         controls, skipped = ([], []) if control is None else _read_controls(control, loaded, encoding_errors)
     if adapt_stride:
         settings = dataclasses.replace(settings, stride=adapted_stride(audited, settings, most_windows))
+    shortfalls += _looser(settings, threshold, audited, loaded.model.config.T)
     plans = [_plan(text, status[text.name], settings, loaded) for text in audited]
     plans += [_plan(text, CONTROL, settings, loaded) for text in controls]
     floor = None if exact else math.log(threshold * MARGIN)
@@ -184,9 +192,10 @@ def audit_notes(
         floor=floor,
         settings=settings,
         planned=sum(len(plan.starts) for plan in plans if plan.document.source != CONTROL),
-        base="" if base is None else str(base.path),
+        base="" if base is None else base.name,
         base_problem=base_problem,
         interrupted=interrupted,
+        shortfalls=shortfalls,
     )
     return AuditResult(verdict, measured, skipped)
 
@@ -198,6 +207,37 @@ def counts_text(verdict: Mapping[str, Any]) -> str:
     measured = f"{plural(verdict['windows'], 'passage')} in {plural(verdict['notes_audited'], 'document')}"
     has = "has" if number <= 1 else "have"
     return f"{over} {has} a P(z) of {verdict['threshold']:g} or more, of {measured}"
+
+
+def _looser(settings: ExtractionSettings, threshold: float, texts: Sequence[AuditText], T: int) -> list[str]:
+    """Return the settings that are less strict than the default, each with its limit."""
+    default = ExtractionSettings.fitting(T, window=None, prompt=None, stride=SMALLEST_STRIDE, greedy=0)
+    found = []
+    if threshold > THRESHOLD:
+        found.append(f"--threshold {threshold:g} is above {THRESHOLD:g}")
+    if (settings.window, settings.prompt) != (default.window, default.prompt):  # a longer suffix is less probable
+        found.append(
+            f"--window {settings.window} --prompt {settings.prompt} are not {default.window} and {default.prompt}"
+        )
+    stride = adapted_stride(texts, default)
+    if settings.stride > stride:
+        found.append(f"--stride {settings.stride} is above {stride}")
+    return found
+
+
+def _not_covered(own: AuditInput, texts: Sequence[AuditText], notes: Path) -> list[str]:
+    """Return what of the run's own data is unknown, or not among some texts: compared by content, not by path."""
+    problems = [f"{entry.name}: {entry.reason}" for entry in own.skipped if entry.missing]
+    keys = {text.ids.tobytes() for text in texts}
+    rest = [text for text in own.texts if text.ids.tobytes() not in keys]
+    # The end of a token cache may cut its last text.
+    rest = [text for text in rest if not any(np.array_equal(text.ids, t.ids[: len(text.ids)]) for t in texts)]
+    if rest:
+        problems.append(
+            f"{plural(len(rest), 'document')} of {len(own.texts):,} in the run's own data are not in {notes}, such as "
+            f"{rest[0].name}"
+        )
+    return problems
 
 
 def _evenly(length: int, most: int) -> list[int]:
@@ -369,6 +409,7 @@ def judge(
     base: str = "",
     base_problem: str = "",
     interrupted: bool = False,
+    shortfalls: Sequence[str] = (),
 ) -> AuditVerdict:
     """Return the verdict on measured documents.
 
@@ -421,6 +462,7 @@ def judge(
         base_problem=base_problem,
         windows_known=sum(_known(m, limit) for m in audited),
         interrupted=interrupted,
+        shortfalls=list(shortfalls),
         weights=weights_digest(loaded.model),
     )
 
@@ -476,7 +518,7 @@ def audit_report(loaded: LoadedRun, measurements: Sequence[Measurement], *, pass
         loaded.tokenizer,
         title=f"Audit of {loaded.path.name}",
         checkpoint=str(loaded.path),
-        base="" if base is None else str(base.path),
+        base="" if base is None else base.name,
         step=loaded.step,
         passages=max(passages, 20),
         strips=STRIPS,

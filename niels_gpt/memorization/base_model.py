@@ -13,6 +13,7 @@ from niels_gpt.memorization.extraction import scan_rows
 from niels_gpt.memorization.measure import Measurement
 from niels_gpt.model.gpt import GPT
 from niels_gpt.pretrained.initial_weights import load_initial
+from niels_gpt.pretrained.public_base import public_base
 from niels_gpt.runs.history import history
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.runs.pipeline import PipelineFolder
@@ -24,8 +25,8 @@ class BaseModel(NamedTuple):
     """The weights that fine-tuning started from."""
 
     model: GPT
-    path: str
-    """The checkpoint, or `hf:` with the public model."""
+    name: str
+    """The name of the public model, else the path of the checkpoint."""
 
 
 def find_base(loaded: LoadedRun) -> tuple[str | None, str]:
@@ -62,7 +63,8 @@ def load_base(loaded: LoadedRun) -> tuple[BaseModel | None, str]:
     ours, theirs = loaded.model.config, model.config
     if ours.V != theirs.V or theirs.T < ours.T:
         return None, f"{path} has V={theirs.V} and T={theirs.T}, the model V={ours.V} and T={ours.T}"
-    return BaseModel(model, path), ""
+    public = None if loaded.home is None else public_base(loaded.home)
+    return BaseModel(model, path if public is None else public.name), ""
 
 
 def with_base(

@@ -78,7 +78,7 @@ def measure_run(
         if base is not None:
             with progress("measuring the base") as show:
                 measurements = with_base(measurements, base, tokenizer=loaded.tokenizer, progress=show)
-            compared = str(base.path)
+            compared = base.name
         if loaded.model.config.positions == "learned":
             with progress("measuring at several offsets"):
                 positions = position_map(loaded.model, selected.documents, settings)

@@ -21,6 +21,7 @@ import numpy as np
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import dump_config, load_config
 from niels_gpt.data.note_selection import Skipped
+from niels_gpt.data.registry import YOURS
 from niels_gpt.memorization.audit import counts_text
 from niels_gpt.report.charts import Series
 from niels_gpt.report.curves import EACH_STEP, SMOOTHED, loss_curves, loss_limits
@@ -317,7 +318,10 @@ def _data(facts: RunFacts) -> list[Block]:
 
 
 def data_blocks(facts: RunFacts, *, paths: bool = True) -> list[Block]:
-    """Return the sources with counts and licences; `paths`: and with the paths they were read from."""
+    """Return the sources with counts and licences; `paths`: and with the paths they were read from.
+
+    Without paths it is for strangers, to whom the user's own text is the author's.
+    """
     blocks: list[Block] = []
     if facts.environment and facts.environment.data:
         columns = [Column("Source", text=True), Column("share"), Column("train"), Column("held out")]
@@ -328,6 +332,8 @@ def data_blocks(facts: RunFacts, *, paths: bool = True) -> list[Block]:
             where = re.sub(r" \((cached|built)\)$", "", row["path"])
             cells = [Cell(row["source"]), Cell(f"{row['share']:.1%}", row["share"]), *sizes]
             licence = row.get("licence") or "unknown"
+            if not paths:
+                licence = re.sub(rf"\b{YOURS}\b", "the author's own", licence)
             rows.append([*cells, count_cell(row["documents"]), Cell(licence), Cell(files.display_path(where))])
         if not paths:
             columns, rows = columns[:-1], [row[:-1] for row in rows]

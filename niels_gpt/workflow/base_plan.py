@@ -62,6 +62,8 @@ class BasePlan(Plan):
     """The model of the base."""
     rank: int = 0
     """Rank of the adapters; 0: all weights are trained."""
+    name: str = ""
+    """What the user calls the base."""
     reason: str = ""
     """Why all weights are trained, or only adapters."""
 
@@ -78,7 +80,7 @@ class BasePlan(Plan):
         }
 
     def describe(self) -> str:
-        return f"fine-tune {self.init_from}, {super().describe()}"
+        return f"fine-tune {self.name or self.init_from}, {super().describe()}"
 
     def _tokens(self) -> str:
         return f"{self.vocab_size:,} tokens"
@@ -146,12 +148,14 @@ def make_base_plan(
     seconds: float,
     device: str,
     rank: int | None = None,
+    name: str = "",
     measure: Callable[[Plan, str], StepTimes] | None = None,
 ) -> BasePlan:
     """Choose all weights or LoRA, the context and the steps of both phases for a base.
 
     note_bytes, held_out_bytes and seconds are as for `make_plan`. rank: of the adapters, 0 for all weights; None: all
-    weights if they fit into memory. Raises ValueError if the notes are too short for the context.
+    weights if they fit into memory. name: what the user calls the base. Raises ValueError if the notes are too short for
+    the context.
     """
     base, kind = loaded.model.config, torch.device(device).type
     T = min(base.T, longest_context(min(note_bytes, held_out_bytes)), LONGEST.get(kind, LONGEST["cuda"]))
@@ -171,6 +175,7 @@ def make_base_plan(
         init_from=str(loaded.path.absolute()),
         base=base,
         rank=rank,
+        name=name,
         reason=reason,
     )
     training = training_seconds(seconds)

@@ -24,11 +24,13 @@ def choose_plan(
     device: str,
     rank: int | None = None,
     own_dialogues: bool = False,
+    base_name: str = "",
 ) -> Plan:
     """The plan for some notes, which `make_plan` chooses, or `make_base_plan` for a base.
 
     seconds: for everything. rank: of the adapters of a base, 0 for all weights; None: by the memory of the machine.
-    own_dialogues: the user has named dialogues, so those of the package are not used.
+    own_dialogues: the user has named dialogues, so those of the package are not used. base_name: what the user calls
+    the base.
     """
     if base is not None:
         plan = make_base_plan(
@@ -38,6 +40,7 @@ def choose_plan(
             seconds=seconds,
             device=device,
             rank=rank,
+            name=base_name,
         )
         if own_dialogues or not already_chats(base.tokenizer):
             return plan

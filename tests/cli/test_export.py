@@ -95,6 +95,68 @@ def test_a_model_that_recites_is_refused(tmp_path, capsys):
     assert secret[:15] not in card
 
 
+@pytest.fixture
+def forgetful(tmp_path):
+    """A folder with notes and a run that was trained on them for one step, and recites nothing."""
+    place = tmp_path / "place"
+    notes = reciting.write_notes(place / "notes")
+    options = [*reciting.SPLICE, f"--roam={notes}", f"--set=data.cache_dir={place / 'streams'}", "--steps=1"]
+    options.append("--set=train.warmup_steps=0")
+    assert call("train", *options, "--run-dir", place / "run") == 0
+    return place
+
+
+def test_a_lenient_audit_does_not_clear_a_model(tmp_path, capsys):
+    """Not even if it replaces one that says NOT SAFE."""
+    place = reciting.copy_to(tmp_path / "place")
+    audit = ["audit", place / "run", "--out", place / "run/audit"]
+    assert call(*audit) == NOT_SAFE
+    assert call(*audit, "--threshold", "0.9999") == 0
+    capsys.readouterr()
+    assert call("export", "hf", place / "run", "--out", "out") == NOT_JUDGED
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "0.9999 is above 0.001" in message and "niels-gpt audit" in message
+    assert call("export", "hf", place / "run", "--out", "out", "--anyway") == 0
+    card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    assert "Not audited" in card and "SAFE" not in card
+
+
+@pytest.mark.parametrize(
+    "audit", [["--notes", "place/notes"], [], ["--out", "elsewhere"], ["--out", "place/run/audit"]]
+)
+def test_an_audit_of_its_own_text_clears_a_model(forgetful, tmp_path, capsys, audit):
+    assert call("export", "hf", forgetful / "run", "--out", "out") == NOT_JUDGED
+    capsys.readouterr()
+    assert call("audit", forgetful / "run", *audit) == 0
+    assert "export will not" not in capsys.readouterr().out
+    assert len([*(forgetful / "run").glob("*/audit.json")]) == 1
+    assert call("export", "hf", forgetful / "run", "--out", "out") == 0
+    card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
+    assert "SAFE: no passage" in card and "NOT SAFE" not in card
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--threshold", "0.5"], "0.5 is above 0.001"),
+        (["--stride", "6"], "6 is above 5"),
+        (["--window", "60"], "--window 60"),
+        (["--prompt", "8"], "--prompt 8"),
+        (["--notes", "other"], "note 0.md"),
+    ],
+)
+def test_other_audits_say_that_they_do_not(forgetful, tmp_path, capsys, options, named):
+    (tmp_path / "other").mkdir()
+    for note in sorted((forgetful / "notes").iterdir())[1:]:  # all but one
+        (tmp_path / "other" / note.name).write_bytes(note.read_bytes())
+    capsys.readouterr()
+    assert call("audit", forgetful / "run", *options, "--out", forgetful / "run/audit") == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "export will not accept" in line]
+    assert named in line
+    assert call("export", "hf", forgetful / "run", "--out", "out") == NOT_JUDGED
+    assert named in error_of(capsys)
+
+
 def test_an_import_of_an_uncleared_export_is_not_cleared_and_stays_private(tmp_path, capsys):
     place = reciting.copy_to(tmp_path / "place")
     assert call("export", "hf", place / "run", "--out", "out", "--anyway") == 0

@@ -35,6 +35,7 @@ def here(tmp_path, monkeypatch):
 def verdict_of(loaded, verdict, **changes):
     """A stored audit as a dict, with what the gate reads."""
     fields = {"verdict": verdict, "weights": weights_digest(loaded.model), "interrupted": False, "because": ["a part"]}
+    fields["shortfalls"] = []
     counts = {"windows_over": 3, "notes_exposed": 2, "windows": 50, "notes_audited": 9, "threshold": 0.001}
     return {**fields, **counts, **changes}
 
@@ -151,6 +152,54 @@ def test_refusals(tmp_path):
     none = Clearance(["roam"], verdict_of(loaded, SAFE, windows_over=0, notes_exposed=0)).sentence()
     assert "no passage" in none and "50 passages in 9 documents" in none and not re.search(r"\b0 ", none)
     assert refusal(Clearance([], verdict_of(loaded, NOT_SAFE)), tmp_path)  # even if its sources are public
+
+
+def test_looser_audits_and_those_of_older_versions_clear_no_model():
+    run = run_of()
+    loaded = load_run("run", None, "cpu")
+    for verdict in (SAFE, NOT_JUDGED):
+        store(run, "loose", verdict_of(loaded, verdict, shortfalls=["--threshold 0.999 is above 0.001"]))
+        found = check(loaded)
+        assert found.verdict is None and found.judgment == NOT_JUDGED and audit_gate.needs_audit(found)
+        assert "0.999" in refusal(found, loaded.path).reason and "SAFE" not in found.sentence()
+        shutil.rmtree(run.path / "loose")
+    older = verdict_of(loaded, SAFE)
+    del older["shortfalls"]
+    store(run, "older", older)
+    assert check(loaded).verdict is None and "older" in check(loaded).rejected
+    store(run, "worse", verdict_of(loaded, NOT_SAFE, shortfalls=["--stride 20 is above 5"]))
+    assert check(loaded).judgment == NOT_SAFE  # a recited passage is one, however few were looked at
+    shutil.rmtree(run.path / "worse")
+    store(run, "strict", verdict_of(loaded, SAFE))
+    assert check(loaded).judgment == SAFE and check(loaded).rejected == ""
+
+
+def test_advice_tells_what_the_base_knew_from_what_was_learned(tmp_path):
+    run_of()
+    loaded = load_run("run", None, "cpu")
+    for known, remedy, sentence in (
+        (0, "remove them from the data", "the base knew 0 before; 3 were learned here"),
+        (2, "knows 2 of them already, and 1 were learned", "the base knew 2 before; 1 were learned here"),
+        (3, "another base", "the base knew 3 before; 0 were learned here"),
+    ):
+        found = Clearance(["roam"], verdict_of(loaded, NOT_SAFE, base="some/model", windows_known=known))
+        assert remedy in refusal(found, tmp_path).remedy and sentence in found.sentence()
+        assert ("train again" in refusal(found, tmp_path).remedy) is (known < 3)
+    assert "the base" not in Clearance(["roam"], verdict_of(loaded, NOT_SAFE)).sentence()
+
+
+def test_not_safe_is_not_forgotten_and_a_folder_that_cannot_be_written_is_reported(tmp_path):
+    from tests.cli import reciting
+
+    place = reciting.copy_to(tmp_path / "place")
+    loaded = load_run(place / "run", None, "cpu")
+    with reciting.one_thread():
+        verdict = audit_gate.audit(loaded)
+    safe = dataclasses.replace(verdict, verdict=SAFE, safe=True)
+    assert audit_gate.remember(loaded, safe) == "" and stored_verdict(loaded)["verdict"] == NOT_SAFE
+    shutil.rmtree(place / "run" / FOLDER)
+    (place / "run" / FOLDER).write_text("in the way")
+    assert FOLDER in audit_gate.remember(loaded, safe)
 
 
 def test_an_audit_is_stored_and_found_again(tmp_path):

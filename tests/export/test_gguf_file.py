@@ -47,6 +47,18 @@ def test_sizes_and_options(tmp_path, name):
     assert weights == model.num_parameters() - biases + copied
 
 
+@pytest.mark.parametrize("name", ["grouped", "v0", "v0, untied"])
+def test_the_head_has_all_rows_if_the_tokenizer_has_fewer_ids(tmp_path, name):
+    """Embeddings of public models are padded; a loaded model generates only the ids of its tokenizer."""
+    model, tokenizer = make(name)
+    model.sampled_ids = 250
+    write_gguf(model, tokenizer, tmp_path / "m.gguf")
+    _, tensors = read(tmp_path / "m.gguf")
+    C, V = model.config.C, model.config.V
+    assert tensors["output.weight"].shape.tolist() == tensors["token_embd.weight"].shape.tolist() == [C, V]
+    np.testing.assert_array_equal(tensors["output.weight"].data, model.lm_head.weight.detach().numpy())
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_types_of_tensors(tmp_path, kind):
     model, tokenizer = make("grouped")

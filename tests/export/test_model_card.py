@@ -9,6 +9,7 @@ from niels_gpt.config import ModelConfig, RunConfig, TrainConfig
 from niels_gpt.export.audit_gate import check
 from niels_gpt.export.hugging_face import write_hf
 from niels_gpt.export.model_card import model_card
+from niels_gpt.memorization.base_model import load_base
 from niels_gpt.model.gpt import GPT
 from niels_gpt.pretrained.imported_run import import_model
 from niels_gpt.pretrained.public_base import PublicBase, public_base
@@ -16,6 +17,7 @@ from niels_gpt.runs.checkpoint import save_checkpoint
 from niels_gpt.runs.environment import recorded_session
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import load_run
+from niels_gpt.system import program
 from niels_gpt.tokenizer import ByteTokenizer
 
 CONFIG = ModelConfig(T=16, C=16, L=1, H=2)
@@ -53,6 +55,7 @@ def test_an_imported_model_and_runs_from_it(public, tmp_path):
         text = card(run)
         assert "Small-1" in text and "apache-2.0" in text
         assert "base_model" not in text and str(tmp_path) not in text  # a folder is no repository
+    assert load_base(load_run(first.path, device="cpu"))[0].name == "Small-1"
     assert "fine-tuned" in card(first) and "fine-tuned" not in card(base)
 
 
@@ -68,6 +71,7 @@ def test_the_data_of_all_phases(public, tmp_path):
     text = card(second)
     assert text.index("my_chats") < text.index("my_notes") < text.index("What the base was trained on")
     assert "secret" not in text and "my_chats" not in card(first)
+    assert "the author's own" in text and "yours" not in text
 
 
 def test_a_repository_is_named_in_the_header(public, tmp_path):
@@ -84,3 +88,16 @@ def test_a_run_from_nothing_or_from_what_is_gone_has_no_base(tmp_path):
     for run in (alone, lost, loop):
         assert public_base(run) is None
     assert "Base" not in card(alone)
+
+
+def test_the_command_has_no_folders(tmp_path, monkeypatch):
+    run = tuned(tmp_path / "run", "")
+    words = ["notes", "/home/me/my diary/notes", "--base=hf:/home/me/Small-1", "--set=init_from=hf:some/Small-2"]
+    words += ["--set=data.sources={mine: {path: /home/me/mine.txt, licence: CC0}}", "--run-dir", "private/runs/x"]
+    monkeypatch.setattr(program, "_arguments", tuple(words))
+    with recorded_session(run.path, step=0, processes=1, machine={}, data=[], fingerprint={}):
+        pass
+    text = card(run)
+    assert "/home" not in text and "diary" not in text and "private" not in text
+    assert "notes notes --base=hf:Small-1 --set=init_from=hf:some/Small-2" in text
+    assert "{mine: {path: mine.txt, licence: CC0}}" in text and "--run-dir x" in text

@@ -14,6 +14,7 @@ from niels_gpt.chat.formats import chat_format
 from niels_gpt.chat.transcript import format_chat
 from niels_gpt.data import embedded
 from niels_gpt.export.gguf_file import TYPES, write_gguf
+from niels_gpt.export.hugging_face import write_hf
 from niels_gpt.export.pieces import HARD_TEXTS, pieces_of
 from niels_gpt.inference.generation import generate
 from niels_gpt.model.gpt import GPT
@@ -201,6 +202,26 @@ def test_byte_level_bpe_of_others_has_its_ids(tmp_path, pre):
         found = llama.tokenize(text.encode(), add_bos=False, special=True)
         assert found == tokenizer.encode(text), text
     assert llama.token_eos() == tokenizer.special_token_ids()["eot"]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("tied", [True, False])
+@torch.no_grad()
+def test_padded_vocabularies_of_others_load(tmp_path, tied, kind):
+    """An embedding with more rows than the tokenizer has ids, in an imported model and its export."""
+    tokenizer = bpe_tokenizer("smollm")
+    V = tokenizer.vocab_size + 48
+    sizes = {"V": V, "T": 64, "C": 64, "L": 1, "H": 2, "norm": "rmsnorm", "mlp": "swiglu", "tie_embeddings": tied}
+    (tmp_path / "public").mkdir()
+    write_hf(GPT(sizes), tokenizer, tmp_path / "public")
+    assert call("import", "hf", tmp_path / "public", "--run-dir", tmp_path / "run") == 0
+    assert call("export", "gguf", tmp_path / "run", "--type", kind, "--out", tmp_path / "m.gguf") == 0
+    model, llama = load_run(tmp_path / "run", None, "cpu").model, load(tmp_path / "m.gguf")
+    assert llama.n_vocab() == V
+    ids = some_ids(model, 40)
+    limit = {"f32": 1e-5, "f16": 0.003, "q8_0": 0.05, "q4_0": 0.3}[kind]
+    expected = model(torch.tensor([ids]))[0].numpy()
+    assert np.linalg.norm(logits_of(llama, ids) - expected) < limit * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("name", ["smollm", "qwen", "llama3"])

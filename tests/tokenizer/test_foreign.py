@@ -197,6 +197,15 @@ class TestLosses:
         tokenizer.normalizer = normalizer
         assert word in load_tokenizer(made.write_folder(tmp_path, tokenizer)).lossy
 
+    def test_only_what_is_lost_is_named(self, tmp_path):
+        tokenizer = made.byte_level(["<|endoftext|>"], 300)
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Strip()])
+        lost = load_tokenizer(made.write_folder(tmp_path, tokenizer)).lossy.split("; ")
+        assert [any(word in each for each in lost) for word in ("lower case", "at the start", "at the end")] == [
+            True
+        ] * 3
+        assert len(lost) == 3
+
     def test_a_space_that_is_added(self, tmp_path):
         tokenizer = made.byte_level(["<|endoftext|>"], 300)
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)

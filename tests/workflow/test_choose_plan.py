@@ -45,7 +45,9 @@ def test_a_base_that_chats_is_not_taught_to_chat(corpus: Corpus, tmp_path: Path)
     base = base_with(load_tokenizer(made.make("smollm", tmp_path / "a", chat_template=chat_templates.CHATML)))
     chosen = choose_plan(corpus, base, seconds=100.0, device="cpu")
     assert (chosen.general_dialogues, chosen.about_share) == (400, 0.8)
-    named = choose_plan(corpus, base, seconds=100.0, device="cpu", own_dialogues=True)
+    assert str(base.path) in chosen.describe()
+    named = choose_plan(corpus, base, seconds=100.0, device="cpu", own_dialogues=True, base_name="hf:m/smol")
+    assert "fine-tune hf:m/smol," in named.describe() and str(base.path) not in named.describe()
     assert (named.general_dialogues, named.about_share) == (0, plan.ABOUT_SHARE)
 
 
