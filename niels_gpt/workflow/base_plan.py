@@ -154,8 +154,8 @@ def make_base_plan(
     """Choose all weights or LoRA, the context and the steps of both phases for a base.
 
     note_bytes, held_out_bytes and seconds are as for `make_plan`. rank: of the adapters, 0 for all weights; None: all
-    weights if they fit into memory. name: what the user calls the base. Raises ValueError if the notes are too short for
-    the context.
+    weights if they fit into memory. name: what the user calls the base. Raises ValueError if the notes are too short
+    for the context.
     """
     base, kind = loaded.model.config, torch.device(device).type
     T = min(base.T, longest_context(min(note_bytes, held_out_bytes)), LONGEST.get(kind, LONGEST["cuda"]))
