@@ -161,9 +161,9 @@ def test_the_panels_fold_when_the_window_becomes_narrow(opened, server):
     panels = page.locator("details.side")
     assert panels.evaluate_all("all => all.map(each => each.open)") == [True, True]
     page.set_viewport_size({"width": 390, "height": 844})
-    page.wait_for_function("[...document.querySelectorAll('details.side')].every(each => !each.open)")
+    page.wait_for_function("() => [...document.querySelectorAll('details.side')].every(each => !each.open)")
     page.set_viewport_size({"width": 1280, "height": 844})
-    page.wait_for_function("[...document.querySelectorAll('details.side')].every(each => each.open)")
+    page.wait_for_function("() => [...document.querySelectorAll('details.side')].every(each => each.open)")
 
 
 def test_the_page_loads_from_the_server_only(opened, server):
