@@ -281,7 +281,7 @@ def test_a_base_is_fine_tuned(nasty: Path, primer: Path, tmp_path: Path, capsys:
     out = capsys.readouterr().out
     places = [out.index(part) for part in PARTS]
     assert places == sorted(places)
-    assert "LoRA of rank 2" in out and str(base) in out
+    assert "LoRA of rank 2" in out and "fine-tune base," in out  # as the user named it
     row = r"^(held-out notes|docstrings of Python) +([\d,]+) +(\d\.\d{3}) +(\d\.\d{3}) +(\d\.\d{3}) *$"
     compared = {found[0]: found[1:] for found in re.findall(row, out, re.MULTILINE)}
     assert set(compared) == {"held-out notes", "docstrings of Python"}
