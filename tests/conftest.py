@@ -221,3 +221,9 @@ def signals_not_ignored():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def late_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine quick work takes more than two seconds: no progress lines among the output of tests."""
+    monkeypatch.setattr("niels_gpt.system.progress.FIRST_LINE_AFTER", 60.0)

@@ -1,8 +1,10 @@
 """A real server on a free port of 127.0.0.1, in a thread of the tests, with small random models."""
 
 import contextlib
+import faulthandler
 import io
 import json
+import sys
 import threading
 import time
 
@@ -95,10 +97,12 @@ def running(models, limits=LIMITS, **options):
         server.should_exit = True
         thread.join(timeout=30)
         listening.close()
+        if thread.is_alive():
+            faulthandler.dump_traceback(sys.__stderr__)
         assert not thread.is_alive()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # it ends before the tests of other packages, which replace clocks and send signals
 def server():
     """A server with two models over bytes and one over tokens."""
     models = [
