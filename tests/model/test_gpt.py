@@ -464,9 +464,9 @@ def test_bf16_autocast_is_close_and_keeps_the_stream_in_float32(options: dict[st
 
 @every_option
 def test_bfloat16_is_close(options: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # it may not know bfloat16
     model, ids = roughen(make(**options)), some_ids(2, 16)
-    with torch.no_grad():
+    with torch.no_grad(), monkeypatch.context() as patch:
+        patch.setattr(torch.backends.mkldnn, "enabled", False)  # it may not know bfloat16
         exact = model(ids)
         half = model.bfloat16()(ids)
     assert half.dtype == torch.bfloat16
