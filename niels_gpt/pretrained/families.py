@@ -6,6 +6,7 @@ Options that our model does not have are refused by name, with what is supported
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,11 +48,17 @@ class Family:
 
 
 class _Reader:
-    """Reads a config.json of one model type. Raises ValueError for an option that is missing or not supported."""
+    """Reads a config.json of one model type. Raises ValueError for an option that is missing or has a wrong type.
+
+    Options that are not supported are gathered; `check` raises one error with all of them.
+    """
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._type = options.get("model_type")
+        self._unsupported: list[str] = []
+        if self.get("quantization_config", None):
+            self.refuse(f"quantization_config={_short(options['quantization_config'])}", "weights without quantization")
 
     def size(self, name: str) -> int:
         value = self._options.get(name)
@@ -87,25 +94,43 @@ class _Reader:
             raise ValueError(f"{name} in config.json must be an object, got {value!r}")
         return value
 
-    def require(self, name: str, *allowed: Any, default: Any) -> None:
-        """Raise ValueError unless an option has one of the allowed values."""
+    def require(self, name: str, supported: Any, *, default: Any) -> None:
+        """Gather an option that has another value than the supported one."""
         value = self.get(name, default)
-        if value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):
-            supported = " or ".join(map(str, allowed))
+        if value != supported or isinstance(value, bool) != isinstance(supported, bool):
+            self.refuse(f"{name}={_short(value)}", str(supported))
+
+    def refuse(self, found: str, supported: str) -> None:
+        """Gather what is not supported, with what is."""
+        self._unsupported.append(f"{found} (supported: {supported})")
+
+    def check(self) -> None:
+        """Raise ValueError with all that is not supported."""
+        if self._unsupported:
             raise ValueError(
-                f"{name}={value} in config.json ({self._type}) is not supported: only {name}={supported} is"
+                f"config.json ({self._type}) has options that are not supported: {', '.join(self._unsupported)}"
             )
 
-    def rope(self) -> dict[str, Any]:
-        """Our options of RoPE: theta, and Llama 3's scaling."""
-        theirs = self.table("rope_parameters") or self.table("rope_scaling")
-        nested = _Reader({"model_type": self._type, "rope_theta": self._options.get("rope_theta"), **theirs})
+    def rope(
+        self, *, theta: str = "rope_theta", rotated: str = "partial_rotary_factor", rotated_default: float = 1.0
+    ) -> dict[str, Any]:
+        """Our options of RoPE: theta, and Llama 3's scaling.
+
+        theta, rotated: the family's own names of the base and of the rotated part of a head.
+        """
+        options = {
+            "model_type": self._type,
+            "rope_theta": self.get("rope_theta", self.get(theta, None)),
+            "partial_rotary_factor": self.get("partial_rotary_factor", self.get(rotated, rotated_default)),
+        }
+        nested = _Reader({**options, **(self.table("rope_parameters") or self.table("rope_scaling"))})
         kind = nested.get("rope_type", nested.get("type", "default"))
-        ours: dict[str, Any] = {"rope_theta": nested.number("rope_theta", 10000.0)}
         if kind not in ("default", "llama3"):
-            raise ValueError(f"rope scaling of type {kind!r} is not supported: only 'default' and 'llama3' are")
-        for part in (self, nested):
-            part.require("partial_rotary_factor", 1.0, 1, default=1.0)
+            self.refuse(f"rope scaling of type {_short(repr(kind))}", "'default' or 'llama3'")
+        part = nested.get("partial_rotary_factor", 1.0)
+        if part != 1.0:
+            self.refuse(f"{rotated}={_short(part)}", "1.0")
+        ours: dict[str, Any] = {"rope_theta": nested.number("rope_theta", 10000.0)}
         if kind == "llama3":
             context = nested.get("original_max_position_embeddings", self.get("max_position_embeddings", 0))
             ours |= {
@@ -115,6 +140,11 @@ class _Reader:
                 "rope_context": context,
             }
         return ours
+
+
+def _short(value: Any) -> str:
+    """A value of a JSON file in a message."""
+    return textwrap.shorten(str(value), 60, placeholder=" …")
 
 
 def _write_sizes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, int]:
@@ -165,20 +195,18 @@ def _read_llama(options: Options) -> ModelConfig:
     if kind in ("mistral", "smollm3"):
         T, window = read.size("max_position_embeddings"), read.get("sliding_window", None)
         if window is not None and read.size("sliding_window") < T:
-            raise ValueError(f"sliding_window={window} in config.json ({kind}) is not supported: only null is")
+            read.refuse(f"sliding_window={window}", "null")
     layers = [layer for layer in read.items("layer_types") if layer != "full_attention"]
     if layers:
-        raise ValueError(f"layer_types in config.json ({kind}) has {layers[0]!r}: only 'full_attention' is supported")
+        read.refuse(f"layer_types with {_short(repr(layers[0]))}", "'full_attention'")
     if not all(read.items("no_rope_layers")):
-        raise ValueError(
-            f"no_rope_layers in config.json ({kind}) has layers without RoPE: only models with RoPE in every layer "
-            "are supported"
-        )
-    width = read.get("head_dim", 0)
+        read.refuse("no_rope_layers with layers without RoPE", "RoPE in every layer")
+    rope = read.rope()
+    read.check()
     return ModelConfig(
         **read.sizes(SIZES),
         n_kv_heads=read.get("num_key_value_heads", 0),
-        head_dim=width,
+        head_dim=read.get("head_dim", 0),
         tie_embeddings=read.get("tie_word_embeddings", kind == "smollm3"),
         norm_eps=read.number("rms_norm_eps", 1e-6),
         qkv_bias=kind == "qwen2",
@@ -186,7 +214,7 @@ def _read_llama(options: Options) -> ModelConfig:
         dropout=0.0,
         norm="rmsnorm",
         mlp="swiglu",
-        **read.rope(),
+        **rope,
     )
 
 
@@ -238,19 +266,15 @@ def _llama_tensors(config: ModelConfig) -> Iterator[Placed]:
 def _read_neox(options: Options) -> ModelConfig:
     read = _Reader(options)
     read.require("use_parallel_residual", False, default=True)
-    rotated = read.get("partial_rotary_factor", read.get("rotary_pct", 0.25))
-    rope = read.table("rope_parameters")
-    if rope.get("partial_rotary_factor", rotated) != 1.0:
-        raise ValueError(f"rotary_pct={rotated} in config.json (gpt_neox) is not supported: only rotary_pct=1.0 is")
     read.require("hidden_act", "gelu", default="gelu")
-    theta = rope.get("rope_theta", options.get("rope_theta", options.get("rotary_emb_base", 10000)))
-    read = _Reader({**options, "rope_theta": theta, "partial_rotary_factor": 1.0})
+    rope = read.rope(theta="rotary_emb_base", rotated="rotary_pct", rotated_default=0.25)
+    read.check()
     return ModelConfig(
         **read.sizes(SIZES),
         tie_embeddings=read.get("tie_word_embeddings", False),
         norm_eps=read.number("layer_norm_eps", 1e-5),
         dropout=0.0,
-        **read.rope(),
+        **rope,
     )
 
 
@@ -297,6 +321,7 @@ def _read_gpt2(options: Options) -> ModelConfig:
     read.require("scale_attn_weights", True, default=True)
     read.require("scale_attn_by_inverse_layer_idx", False, default=False)
     read.require("add_cross_attention", False, default=False)
+    read.check()
     sizes = read.sizes(GPT2_SIZES)
     return ModelConfig(
         **sizes,

@@ -122,6 +122,12 @@ def test_a_base_model_without_its_prefix(tmp_path: Path) -> None:
         ("gpt_neox", {"use_parallel_residual": True}, "use_parallel_residual=True"),
         ("gpt_neox", {"rope_parameters": {"partial_rotary_factor": 0.25, "rope_type": "default"}}, "rotary_pct"),
         ("gpt2", {"activation_function": "gelu_new"}, "activation_function=gelu_new"),
+        ("qwen2", {"quantization_config": {"bits": 4}}, "quantization_config=.*'bits': 4"),
+        (
+            "gpt_neox",
+            {"use_parallel_residual": True, "hidden_act": "relu"},
+            "use_parallel_residual=True.*hidden_act=relu",
+        ),
         ("gpt2", {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM"),
     ],
 )
