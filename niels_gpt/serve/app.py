@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -64,7 +65,8 @@ def create_app(
     """Return the application of these models, whose threads it starts and stops.
 
     local: the server is bound to a loopback address, so that only local names are allowed in the Host header.
-    routers: further routes; `app.state` has `models` (by id), `limits`, `metrics` and `generations`.
+    routers: further routes; `app.state` has `models` (by id), `limits`, `metrics` and `generations`,
+        and `closing`, which is set when the server ends: long work in threads looks at it.
     static: a folder of files for /static, which need no API key. They are read now: a request names no path.
     """
     limits = limits or Limits()
@@ -78,6 +80,7 @@ def create_app(
         try:
             yield
         finally:
+            app.state.closing.set()
             for model in models:
                 model.worker.stop()
             if writer is not None:
@@ -96,6 +99,7 @@ def create_app(
     app.state.metrics = metrics
     app.state.generations = set()
     app.state.draining = False
+    app.state.closing = threading.Event()
     for model in models:
         admission = model.admission
         metrics.watch(model.id, lambda a=admission: a.active, lambda a=admission: a.waiting)  # type: ignore[misc]

@@ -255,7 +255,7 @@ async def find_provenance(body: ProvenanceRequest, request: Request) -> JSONResp
     check_bytes([body.text], limits, "text")
     state = request.app.state
     if not hasattr(state, "provenance"):
-        state.provenance = ProvenanceSearch()
+        state.provenance = ProvenanceSearch(state.closing)
     return JSONResponse(await state.provenance.find(model, body.text))
 
 

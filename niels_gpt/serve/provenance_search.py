@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from niels_gpt.memorization.provenance import Provenance, find_overlaps, open_provenance
@@ -20,7 +23,9 @@ SPANS = 20
 class ProvenanceSearch:
     """The searches of a server. All methods are called in its event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, closing: threading.Event) -> None:
+        """closing: once it is set, an index that is being built is given up."""
+        self._closing = closing
         self._opening: dict[str, asyncio.Task[Provenance]] = {}
         self._one = asyncio.Lock()
         self._searches = 0
@@ -52,13 +57,25 @@ class ProvenanceSearch:
         found["problems"] = len(found["problems"])  # they name paths
         return found
 
+    @contextlib.contextmanager
+    def _stages(self, title: str) -> Iterator[Callable[[int, int | None], None]]:
+        """A stage of the building of an index; its reports raise RuntimeError once the server ends."""
+
+        def report(done: int, total: int | None) -> None:
+            if self._closing.is_set():
+                raise RuntimeError(f"the server has ended: {title} was given up")
+
+        yield report
+
     async def _open(self, model: ServedModel) -> Provenance:
         loaded = model.loaded
         if loaded is None:
             raise APIError(400, f"the training text of {model.id} is not known", param="model", code="no_training_text")
         task = self._opening.get(model.id)
         if task is None:
-            task = self._opening[model.id] = asyncio.create_task(asyncio.to_thread(open_provenance, loaded))
+            opened = asyncio.to_thread(open_provenance, loaded, self._stages)
+            task = self._opening[model.id] = asyncio.create_task(opened)
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting
         done, _ = await asyncio.wait([task], timeout=PATIENCE)
         if not done:
             raise APIError(

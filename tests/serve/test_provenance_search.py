@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import pytest
 
@@ -55,9 +56,9 @@ def test_while_the_index_is_built_the_answer_is_to_try_again(http, note, monkeyp
     ready = threading.Event()
     build = provenance_search.open_provenance
 
-    def slow(loaded):
+    def slow(loaded, progress):
         assert ready.wait(30)
-        return build(loaded)
+        return build(loaded, progress)
 
     monkeypatch.setattr(provenance_search, "open_provenance", slow)
     monkeypatch.setattr(provenance_search, "PATIENCE", 0.05)
@@ -70,8 +71,31 @@ def test_while_the_index_is_built_the_answer_is_to_try_again(http, note, monkeyp
     assert http.post("/api/provenance", json=body).json()["recites"] is True
 
 
+def test_a_server_that_ends_gives_up_the_index(note, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr(provenance_search, "PATIENCE", 0.05)
+    stopped = threading.Event()
+
+    def endless(loaded, progress):
+        end = time.monotonic() + 30
+        with progress("indexing") as report:
+            try:
+                while time.monotonic() < end:
+                    report(0, None)
+                    time.sleep(0.01)
+            except RuntimeError:
+                stopped.set()
+                raise
+
+    monkeypatch.setattr(provenance_search, "open_provenance", endless)
+    models = load_models([reciting.folder() / "run"], LIMITS, device="cpu")
+    with running(models, routers=PAGE_ROUTERS, static=STATIC) as server, server.http() as http:
+        assert http.post("/api/provenance", json={"model": "run", "text": note[:300]}).status_code == 503
+    assert stopped.is_set()
+
+
 def test_training_text_that_is_gone_is_400_without_its_path(http, monkeypatch):
-    def gone(loaded):
+    def gone(loaded, progress):
         raise ValueError(f"there is no training text to search: {loaded.path} is gone")
 
     monkeypatch.setattr(provenance_search, "open_provenance", gone)
