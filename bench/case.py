@@ -34,6 +34,7 @@ ON_CPU = (
     "memory",
     "serve",
     "serve_first_token",
+    "serve_turns",
     "pretrained_train",
     "pretrained_decode",
     "lora_step",
@@ -64,7 +65,7 @@ ON_CUDA = (
 )
 """Default cases on a GPU. All of them run on a CPU too; those that are not in ON_CPU take long there."""
 NAMES = (*ON_CPU, *(name for name in ON_CUDA if name not in ON_CPU))
-_SIZE = re.compile(r"_(v1|124m|1b|first_token)$")
+_SIZE = re.compile(r"_(v1|124m|1b|first_token|turns)$")
 """Ends of names of cases that share a module."""
 Role = Literal["ours", "peer", "baseline", "peak"]
 HIGHER_IS_BETTER = ("tokens/s", "% MFU", "x alone")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import dataclasses
+import http.client
 import importlib
 import json
 import os
@@ -20,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -175,3 +176,32 @@ def read_streams(address: Address, number: int, tokens: int) -> list[Stream]:
         return await asyncio.gather(*(read_stream(address, tokens) for _ in range(number)))
 
     return asyncio.run(read())
+
+
+def converse(address: Address, questions: Iterable[str], tokens: int) -> list[float]:
+    """Ask the questions in a conversation; return the seconds to the first token of each reply.
+
+    Every reply has `tokens` tokens and is sent back with the next question, as clients of chat do.
+    """
+    messages: list[dict[str, str]] = []
+    seconds = []
+    connection = http.client.HTTPConnection("127.0.0.1", address.port)
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        body = json.dumps(
+            {"model": address.model, "messages": messages, "max_tokens": tokens, "temperature": 0, "stream": True}
+        )
+        began, first, reply = time.perf_counter(), 0.0, ""
+        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        for line in connection.getresponse():
+            if line.startswith(b"data: {"):
+                text = json.loads(line.removeprefix(b"data: "))["choices"][0]["delta"].get("content")
+                if text and not first:
+                    first = time.perf_counter() - began
+                reply += text or ""
+        if not first:
+            raise RuntimeError(f"the reply of turn {len(seconds) + 1} has no text")
+        messages.append({"role": "assistant", "content": reply})
+        seconds.append(first)
+    connection.close()
+    return seconds

@@ -4,13 +4,16 @@ The peers are a plain server (FastAPI, and `generate` of a transformers Llama of
 and llama-cpp-python's server with the same weights, exported as GGUF in f32. The latter computes one request at a time,
 so 32 streams wait for each other there; it runs twice, with its default of half the cores and with all of them, since
 either can be faster. A stream continues 11 bytes by 200 tokens. The client runs on the same cores. For the first token,
-a bare decode of the same prompt by one token in the same process is subtracted. On CUDA (`serve_v1`), 64 streams of the
-v1 model, of 800 tokens each, are compared with its engine, without a server. (Streams of 200 tokens last 0.1 s there,
-as long as it takes to accept 64 requests.)
+a bare decode of the same prompt by one token in the same process is subtracted. `serve_turns`: the first token of turn
+10 of a conversation beside turn 2, with questions of 20 bytes. On CUDA (`serve_v1`), 64 streams of the v1 model, of 800
+tokens each, are compared with its engine, without a server. (Streams of 200 tokens last 0.1 s there, as long as it
+takes to accept 64 requests.)
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from functools import partial
 
 from bench import serving
@@ -19,6 +22,9 @@ from bench.models import V0, V1, niels_gpt
 from bench.training import OURS
 
 STREAMS = 32
+TURNS = 10
+TURNS_CONTEXT = 1024
+"""Bytes; ten turns fit in."""
 STREAMS_CUDA = 64
 PLAIN = "transformers + FastAPI"
 LLAMA_CPP = "llama-cpp-python"
@@ -52,6 +58,18 @@ def _streams(name: str, number: int, quick: bool) -> Work:
 def _first_token(name: str, quick: bool) -> Work:
     address = _start(name, quick)
     return Work(lambda: serving.read_streams(address, 1, 1))
+
+
+def _turns(quick: bool) -> Work:
+    address = serving.start_ours(dataclasses.replace(V0.scaled(quick), T=TURNS_CONTEXT), "cpu", 1)
+    conversations = itertools.count()
+
+    def run() -> dict[str, float]:
+        number = next(conversations)  # in every question: nothing of another conversation is in the prefix cache
+        seconds = serving.converse(address, [f"{number:03} Tell me more. {turn:02}" for turn in range(TURNS)], 8)
+        return {"seconds": seconds[-1], "x turn 2": seconds[-1] / seconds[1]}
+
+    return Work(run, measures=True)
 
 
 def _bare_decode(quick: bool) -> Work:
@@ -129,6 +147,11 @@ CASES = (
             Contender("bare decode", _bare_decode, "baseline"),
             Contender(f"{OURS}, first token", partial(_first_token, OURS), "ours", minus="bare decode", target=50.0),
         ),
+    ),
+    Case(
+        "serve_turns",
+        "ms",
+        (Contender(f"{OURS}, first token of turn {TURNS}", _turns, "ours", goals={"x turn 2": "≤ 1.3"}),),
     ),
     _case_v1("cpu"),
     _case_v1("cuda"),

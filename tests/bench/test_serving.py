@@ -1,7 +1,11 @@
 """The client of the servers that are compared, and the model that they serve."""
 
 import asyncio
+import http.server
 import json
+import threading
+import time
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -63,6 +67,53 @@ def test_usage_is_counted_where_there_is_one():
     assert read([usage, STREAM[-1]], 5, usage=True).tokens == 5
     with pytest.raises(RuntimeError, match="3 tokens"):
         read(STREAM, 3, usage=True)  # three events, but no usage
+
+
+class ChatServer(http.server.BaseHTTPRequestHandler):
+    """Replies with the number of the turn, in two events, after an event without text and 30 ms."""
+
+    bodies: ClassVar[list[dict[str, Any]]] = []
+    texts: ClassVar[tuple[str, ...]] = ("turn ", "{}")
+
+    def do_POST(self):
+        self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.end_headers()
+        for text in ("", *self.texts):
+            delta = {"content": text.format(len(self.bodies))} if text else {"role": "assistant"}
+            self.wfile.write(b"data: " + json.dumps({"choices": [{"delta": delta}]}).encode() + b"\n\n")
+            self.wfile.flush()
+            time.sleep(0.03)
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def chat_server(monkeypatch):
+    monkeypatch.setattr(ChatServer, "bodies", [])
+    with http.server.HTTPServer(("127.0.0.1", 0), ChatServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield serving.Address(server.server_port, "m")
+        server.shutdown()
+
+
+def test_a_conversation_sends_the_replies_back_and_times_the_first_text(chat_server):
+    seconds = serving.converse(chat_server, ["a", "b", "c"], 4)
+    assert [[message["content"] for message in body["messages"]] for body in ChatServer.bodies] == [
+        ["a"],
+        ["a", "turn 1", "b"],
+        ["a", "turn 1", "b", "turn 2", "c"],
+    ]
+    assert [message["role"] for message in ChatServer.bodies[1]["messages"]] == ["user", "assistant", "user"]
+    assert len(seconds) == 3 and all(0.03 <= each < 10 for each in seconds)
+
+
+def test_a_reply_without_text_is_an_error(chat_server, monkeypatch):
+    monkeypatch.setattr(ChatServer, "texts", ())
+    with pytest.raises(RuntimeError, match="turn 1"):
+        serving.converse(chat_server, ["a"], 4)
 
 
 def test_every_token_is_a_character():
