@@ -106,6 +106,8 @@ def fill_from_folder(folder: Path, tensors: Mapping[str, torch.Tensor], *, group
         dcp.load(dict(tensors), storage_reader=_Reader(folder), process_group=group)
     except CheckpointException as err:
         raise CheckpointError(f"{folder} cannot be read: {_first_reason(err)}") from err
+    except (OSError, pickle.UnpicklingError) as err:
+        raise CheckpointError(f"{folder} cannot be read: {err}") from err
 
 
 def read_folder(folder: Path, device: str | torch.device) -> dict[str, Any]:
@@ -113,13 +115,15 @@ def read_folder(folder: Path, device: str | torch.device) -> dict[str, Any]:
     head = read_head(folder)
     try:
         reader = _Reader(folder)
-        index: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
+        index: Mapping[str, Any] = reader.index.state_dict_metadata
         tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in index.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that there is a single process
             dcp.load(tensors, storage_reader=reader, no_dist=True)
     except CheckpointException as err:
         raise CheckpointError(f"{folder} is damaged: {_first_reason(err)}") from err
+    except OSError as err:
+        raise CheckpointError(f"{folder} cannot be read: {err}") from err
     except Exception as err:  # the checksums are right, so the files were written with bad intent
         raise CheckpointError(f"{folder} was rejected: {err}") from err
     moved = {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -157,19 +161,19 @@ class _Reader(dcp.FileSystemReader):
     """torch's reader, with an index that cannot run code."""
 
     def __init__(self, folder: Path) -> None:
+        """Raises OSError and pickle.UnpicklingError, which torch would print with a traceback."""
         super().__init__(folder)
-        self._index = folder / METADATA
-        self._listed = set(read_head(folder, verify=False)["files"])
+        listed = read_head(folder, verify=False)["files"]
+        self.index = _Unpickler(io.BytesIO((folder / METADATA).read_bytes())).load()
+        if not isinstance(self.index, Metadata):
+            raise pickle.UnpicklingError(f"{METADATA} is not an index of shards")
+        for shard in (self.index.storage_data or {}).values():
+            name = shard.relative_path
+            if name not in listed:
+                raise pickle.UnpicklingError(f"{METADATA} refers to {name!r}, which {HEAD} does not list")
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        metadata = _Unpickler(io.BytesIO(self._index.read_bytes())).load()
-        if not isinstance(metadata, Metadata):
-            raise pickle.UnpicklingError(f"{METADATA} is not an index of shards")
-        for shard in (metadata.storage_data or {}).values():
-            name = shard.relative_path
-            if name not in self._listed:
-                raise pickle.UnpicklingError(f"{METADATA} refers to {name!r}, which {HEAD} does not list")
-        return metadata
+        return self.index
 
 
 class _Unpickler(pickle.Unpickler):

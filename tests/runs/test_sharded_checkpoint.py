@@ -3,6 +3,7 @@
 import os
 import pickle
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -249,6 +250,23 @@ def replace_index(folder, metadata):
     (folder / ".metadata").write_bytes(metadata)
     entry = {"bytes": len(metadata), "sha256": files.sha256_bytes(metadata)}
     rewrite(folder, lambda head: head["files"].update({".metadata": entry}))
+
+
+def test_an_index_that_cannot_be_opened(copy, monkeypatch, caplog):
+    """torch would log two tracebacks."""
+    read_bytes = Path.read_bytes
+
+    def refuse(path):
+        if path.name == ".metadata":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(CheckpointError, match=r"copy .*\.metadata"):
+        read_checkpoint(copy, "cpu")
+    with pytest.raises(CheckpointError, match=r"copy .*\.metadata"):
+        sharded_checkpoint.fill_from_folder(copy, {}, group=None)
+    assert not caplog.records
 
 
 def test_an_unwritable_folder(tmp_path):
