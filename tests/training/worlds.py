@@ -1,8 +1,10 @@
 """Worlds of several processes for tests, forked from a server that has torch loaded, so that starting one is cheap."""
 
+import contextlib
 import hashlib
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import sys
@@ -70,14 +72,18 @@ def run_world(size, function, *arguments):
 
 
 def free_ports(number):
-    """Ports of this machine that are free, all different."""
-    sockets = [socket.socket() for _ in range(number)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """Ports of this machine that are free, all different.
+
+    Below those that the kernel gives to connections: a test beside this one would get them before they are used.
+    """
+    drawn = random.SystemRandom()
+    ports = set()
+    while len(ports) < number:
+        port = drawn.randrange(16_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            ports.add(port)
+    return list(ports)
 
 
 def _work(end, rank, size, ports, function, arguments):
