@@ -75,7 +75,7 @@ class ProvenanceSearch:
         if task is None:
             opened = asyncio.to_thread(open_provenance, loaded, self._stages)
             task = self._opening[model.id] = asyncio.create_task(opened)
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be waiting
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps no request waits for it
         done, _ = await asyncio.wait([task], timeout=PATIENCE)
         if not done:
             raise APIError(
