@@ -35,7 +35,7 @@ def _case(device: str) -> Case:
         _contender(OURS, many, target=target),
         *(_contender(peer, many) for peer in peers),
     )
-    return Case("pretrained_decode", "tokens/s", contenders, device, rounds=9 if cuda else 3, starts=7 if cuda else 1)
+    return Case("pretrained_decode", "tokens/s", contenders, device, rounds=5 if cuda else 3, starts=7 if cuda else 1)
 
 
 CASES = (_case("cpu"), _case("cuda"))

@@ -173,6 +173,8 @@ def test_a_missing_text_of_shakespeare(monkeypatch, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_CUDA)
 def test_the_cases_for_a_gpu_run_on_one(name):
+    if name.startswith("serve"):
+        pytest.importorskip("fastapi")
     rows = run_case(name, rounds=1, quick=True, device="cuda")
     assert all(row.error in (None, "not installed") for row in rows), rows
     assert any(row.role == "ours" and row.median is not None for row in rows)

@@ -359,14 +359,15 @@ def test_a_row_with_a_mean_far_above_its_deviation_stays_finite(kernel, K):
 @pytest.mark.parametrize(("early", "stages"), [(False, 3), (True, 1)])
 @pytest.mark.parametrize("span", [64, 128, 512])
 @pytest.mark.parametrize(("D", "rope"), [(64, True), (24, True), (32, False)])
-def test_attention(D, rope, span, early, stages):
+@pytest.mark.parametrize(("H", "G"), [(3, 3), (6, 2), (4, 1)])
+def test_attention(H, G, D, rope, span, early, stages):
     torch.manual_seed(D + span)
-    B, H, T, slots = 9, 3, 512, 12
-    cache = torch.randn(slots + 1, 2, H, T, D, device="cuda")
+    B, T, slots = 9, 512, 12
+    cache = torch.randn(slots + 1, 2, G, T, D, device="cuda")
     lengths = torch.tensor([0, 1, 63, 64, 65, 127, 128, 300, 511, 512, 5, 17, 0], device="cuda", dtype=torch.int32)
     rows = torch.tensor([11, 0, 1, 2, 3, 4, 7, 8, 9], device="cuda", dtype=torch.int32)
     angles = torch.rand(T, D // 2, device="cuda") * 6
-    qkv = torch.randn(B, 3 * H * D, device="cuda")
+    qkv = torch.randn(B, (H + 2 * G) * D, device="cuda")
     splits = power(-(-T // span))
     results = []
     for run in (step.triton_kernels().attend_kernel, plain_kernels.kernels.attend_kernel):
@@ -374,7 +375,8 @@ def test_attention(D, rope, span, early, stages):
         part, edges = torch.zeros(B, H, splits, D, device="cuda"), torch.zeros(B, H, splits, 2, device="cuda")
         arrived = torch.zeros(B * H, device="cuda", dtype=torch.int32)
         for _ in range(2):  # the counters of the programs are reset at the end
-            args = (qkv, angles.sin(), angles.cos(), mine, part, edges, arrived, y, lengths, rows, T, H, span, D**-0.5)
+            tensors = (qkv, angles.sin(), angles.cos(), mine, part, edges, arrived, y, lengths, rows)
+            args = (*tensors, T, H, G, span, D**-0.5)
             options = {"STAGES": stages, "ROPE": rope, "EARLY": early, "PDL": False, "num_warps": 4}
             run[(B, H, -(-T // span))](*args, D=D, DP=power(D), BS=64, SPLITS=splits, **options)
         results.append((y, mine))
