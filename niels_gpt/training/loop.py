@@ -358,7 +358,8 @@ def _loop(
                 option = f"train.accumulate={more}" if more else "engine.checkpoint_activations=true"
                 raise save_and_explain(err, f"--set {option}") from err
             supervised = None if batch.segments is None else (batch.targets != -100).sum()  # the rest is filler
-            lines = meter.end(state.step, lr, result.loss, result.norm, tokens=batch.x.numel(), supervised=supervised)
+            tokens = batch.lengths().sum() if config.task == "sft" else batch.x.numel()
+            lines = meter.end(state.step, lr, result.loss, result.norm, tokens=tokens, supervised=supervised)
             state.step += 1
             last, stopping = state.step == total, _signal_on_any_rank(caught, world)
             evaluating = last or state.step % out.eval_every == 0

@@ -34,8 +34,9 @@ class _PendingStep:
 
     line: dict[str, Any]
     scalars: torch.Tensor
-    """Loss, gradient norm and number of supervised targets; being copied to the host."""
-    tokens: int
+    """Loss, gradient norm and the counts that are tensors; being copied to the host."""
+    counts: dict[str, int | torch.Tensor]
+    """What is counted per second, by its name in the line."""
     began: torch.cuda.Event
     ended: torch.cuda.Event
 
@@ -74,21 +75,24 @@ class ThroughputMeter:
         loss: torch.Tensor,
         norm: torch.Tensor,
         *,
-        tokens: int,
+        tokens: int | torch.Tensor,
         supervised: torch.Tensor | None,
     ) -> list[dict[str, Any]]:
-        """The step is launched. Returns the lines of the steps that are done, oldest first."""
-        line = {"step": step, "loss": 0.0, "lr": lr, "grad_norm": 0.0, "tokens_per_s": 0.0}
-        if supervised is not None:
-            line["supervised_per_s"] = 0.0
-        scalars = torch.stack([loss, norm.to(loss.dtype), loss if supervised is None else supervised.to(loss.dtype)])
+        """The step is launched. Returns the lines of the steps that are done, oldest first.
+
+        tokens: without padding; a tensor is read when the step is done.
+        """
+        counts = {"tokens_per_s": tokens} | ({} if supervised is None else {"supervised_per_s": supervised})
+        line = {"step": step, "loss": 0.0, "lr": lr, "grad_norm": 0.0, **dict.fromkeys(counts, 0.0)}
+        on_device = [count for count in counts.values() if isinstance(count, torch.Tensor)]
+        scalars = torch.stack([scalar.to(loss.dtype) for scalar in (loss, norm, *on_device)])
         if not self._cuda:
-            return [self._filled(line, scalars, tokens, time.perf_counter() - self._began)]
+            return [self._filled(line, scalars, counts, time.perf_counter() - self._began)]
         ended = torch.cuda.Event(enable_timing=True)
         on_host = torch.empty(scalars.shape, dtype=scalars.dtype, pin_memory=True)  # pinned, so the copy does not block
         on_host.copy_(scalars, non_blocking=True)
         ended.record()
-        self._pending.append(_PendingStep(line, on_host, tokens, self._start, ended))
+        self._pending.append(_PendingStep(line, on_host, counts, self._start, ended))
         lines = []
         while self._pending and (len(self._pending) > LAG or self._pending[0].ended.query()):
             lines.append(self._finish(self._pending.popleft()))
@@ -105,7 +109,7 @@ class ThroughputMeter:
         pending.ended.synchronize()
         since = pending.began if self._previous_end is None else self._previous_end
         seconds = since.elapsed_time(pending.ended) / 1000
-        line = self._filled(pending.line, pending.scalars, pending.tokens, seconds)
+        line = self._filled(pending.line, pending.scalars, pending.counts, seconds)
         if self._peak is not None:
             line["mfu"] = round(line["tokens_per_s"] * self._flops / (self._peak * self._processes), 4)
         if time.monotonic() - self._memory[0] > 1.0:
@@ -116,9 +120,11 @@ class ThroughputMeter:
         self._previous_end = pending.ended
         return line
 
-    def _filled(self, line: dict[str, Any], scalars: torch.Tensor, tokens: int, seconds: float) -> dict[str, Any]:
-        line["loss"], line["grad_norm"], supervised = scalars.tolist()
-        line["tokens_per_s"] = round(self._processes * tokens / seconds, 1)
-        if "supervised_per_s" in line:
-            line["supervised_per_s"] = round(self._processes * supervised / seconds, 1)
+    def _filled(
+        self, line: dict[str, Any], scalars: torch.Tensor, counts: dict[str, int | torch.Tensor], seconds: float
+    ) -> dict[str, Any]:
+        line["loss"], line["grad_norm"], *from_device = scalars.tolist()
+        for name, count in counts.items():
+            number = from_device.pop(0) if isinstance(count, torch.Tensor) else count
+            line[name] = round(self._processes * number / seconds, 1)
         return line

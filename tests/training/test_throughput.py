@@ -29,6 +29,8 @@ def test_a_line_on_a_cpu(monkeypatch, processes):
     assert line == {"step": 7, "loss": 1.5, "lr": 0.1, "grad_norm": 2.5, **speeds}
     (line,) = meter.end(8, 0.1, loss, norm, tokens=10, supervised=None)
     assert line == {"step": 8, "loss": 1.5, "lr": 0.1, "grad_norm": 2.5, "tokens_per_s": 4.0 * processes}
+    (line,) = meter.end(9, 0.1, loss, norm, tokens=torch.tensor(50), supervised=torch.tensor(30))
+    assert (line["tokens_per_s"], line["supervised_per_s"]) == (20.0 * processes, 12.0 * processes)
     assert meter.drain() == []
 
 

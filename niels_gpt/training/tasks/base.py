@@ -45,6 +45,11 @@ class Batch(NamedTuple):
             x.pin_memory(), targets.pin_memory(), segments, None if positions is None else positions.pin_memory()
         )
 
+    def lengths(self) -> torch.Tensor:
+        """(B,): the number of positions up to the last target of each row; the rest is padding."""
+        columns = torch.arange(1, self.x.shape[1] + 1, device=self.targets.device)
+        return ((self.targets != -100) * columns).amax(dim=1)
+
     def by_length(self, multiple: int = 16) -> list[Batch]:
         """The rows in groups of similar length, each without the columns after its last target.
 
@@ -53,10 +58,7 @@ class Batch(NamedTuple):
         """
         if self.segments is not None or self.positions is not None:
             return [self]
-        T = self.x.shape[1]
-        columns = torch.arange(1, T + 1, device=self.targets.device)
-        lengths = ((self.targets != -100) * columns).amax(dim=1)
-        rounded = (-(-lengths.clamp(min=1) // multiple) * multiple).clamp(max=T)
+        rounded = (-(-self.lengths().clamp(min=1) // multiple) * multiple).clamp(max=self.x.shape[1])
         groups = []
         for length in rounded.unique().tolist():
             rows = (rounded == length).nonzero().squeeze(1)

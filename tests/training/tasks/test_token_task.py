@@ -20,6 +20,7 @@ from niels_gpt.training.loop import train
 from niels_gpt.training.tasks.base import eval_name
 from niels_gpt.training.tasks.registry import open_task
 from niels_gpt.training.tasks.token_task import verify_caches, with_vocabulary
+from niels_gpt.training.throughput import ThroughputMeter
 from tests import token_caches
 from tests.token_caches import small_config
 from tests.training import Crash, crash_at, metric_lines, weights_sha256
@@ -511,6 +512,24 @@ def test_a_crashed_run_resumes_bit_for_bit(kind, after, base, tmp_path):
     assert metric_lines(run.path) == metric_lines(full.path)
     assert weights_sha256(run.latest) == weights_sha256(full.latest)
     assert weights_sha256(run.best) == weights_sha256(full.best)
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_the_speed_counts_no_padding(kind, tasks, tmp_path, monkeypatch):
+    counted, end = [], ThroughputMeter.end
+
+    def counting(*args, tokens, **more):
+        counted.append(int(tokens))
+        return end(*args, tokens=tokens, **more)
+
+    monkeypatch.setattr(ThroughputMeter, "end", counting)
+    train(small_config(kind, SHARES[kind], "train.total_steps=4"), tmp_path / "run")
+    for step, tokens in enumerate(counted):
+        rows = tasks[kind].batch(step).targets.tolist()
+        padding = sum(len(list(itertools.takewhile(lambda target: target == -100, reversed(row)))) for row in rows)
+        assert tokens == B * T - padding
+        assert (padding > 0) == (kind == "sft")
+    assert len(counted) == 4
 
 
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
