@@ -73,9 +73,21 @@ def rich_console(**options: Any) -> Console:
 @functools.cache
 def _console_class() -> Any:
     from rich.console import Console
+    from rich.file_proxy import FileProxy
     from rich.segment import Segment
 
     class SafeConsole(Console):
+        @property
+        def file(self) -> IO[str]:
+            file: Any = super().file
+            while isinstance(file, FileProxy | _TerminalStream):  # a live display adds a FileProxy
+                file = file.rich_proxied_file
+            return file
+
+        @file.setter
+        def file(self, new_file: IO[str]) -> None:
+            self._file = new_file
+
         def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
             for segment in super().render(*arguments, **options):
                 if segment.control or not self.is_terminal:
