@@ -203,6 +203,8 @@ def test_a_model_of_a_vault(nasty: Path, primer: Path, tmp_path: Path, capsys: p
     assert "warning: the notes hold 1 secret" in out and "IOSFODNN7" not in out
     assert re.search(r"not utf-8: latin\.md \(--encoding-errors", out)
     assert "700 subwords" in out
+    (about,), (notes,) = re.findall(r"(\d+) about notes", out), re.findall(r"(\d+) notes to train on", out)
+    assert f"It was taught {int(about) // 4} topics of {notes} notes" in out and "the base" not in out
 
     # Nothing but the run is written.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["my vault", "runs"]
@@ -353,6 +355,33 @@ def test_a_signal_in_any_phase_prints_how_to_resume(
     assert words[2:] == [*given, "--run-dir", "runs/notes", "--resume"]
     assert run(*words, "--device", "cpu") == 0
     assert "Try next" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["vault", "--minute", "3"], ["vault", "--minutes", "x"]])
+def test_wrong_usage_names_the_words_that_are_typed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("notes", *words) == 2
+    error = capsys.readouterr().err
+    assert re.match(r"Usage: \S+ notes \[OPTIONS\] FOLDER\n", error) and re.search(r"'\S+ notes -h'", error)
+    assert "notes folder" not in error and (words[1:2] or ["FOLDER"])[0] in error
+
+
+def test_a_misspelled_command_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("notes", "chekc", "vault") == 2
+    assert "'check'" in capsys.readouterr().err
+    assert run("notes", "folders") == 1
+    assert str(tmp_path / "folders") in capsys.readouterr().err
+    (tmp_path / "checks").mkdir()
+    assert run("notes", "checks") == 1
+    assert str(tmp_path / "checks") in capsys.readouterr().err
+
+
+def test_the_help_lists_notes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    commands = re.findall(r"^  ([a-z]+) ", capsys.readouterr().out.split("Commands:")[1], re.MULTILINE)
+    assert commands[:2] == ["notes", "demo"] and len(commands) == len(set(commands)) > 20
 
 
 def test_the_help_has_the_words_that_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
