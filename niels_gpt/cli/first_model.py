@@ -48,6 +48,7 @@ def build_and_train(
     the notes. resume_command: what to type after a signal, which is printed before the exit; default: the command of
     the pipeline or run. base: the model that the plan fine-tunes.
     """
+    from niels_gpt.runs.catalog import CACHE
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.system.console import plural
     from niels_gpt.system.progress import status_line
@@ -55,7 +56,7 @@ def build_and_train(
     from niels_gpt.workflow.chat_model import prepare
 
     with status_line("writing the dialogues") as show:
-        configs, numbers = prepare(corpus, dialogues, topics, plan, folder.path / "cache", base=base, show=show)
+        configs, numbers = prepare(corpus, dialogues, topics, plan, folder.path / CACHE, base=base, show=show)
     listed = " and ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items())
     say(f"{plural(len(corpus.train), 'note')} to train on, {len(corpus.held_out):,} held out; dialogues: {listed}")
     if "bytes" in configs:
