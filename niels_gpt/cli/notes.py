@@ -197,6 +197,8 @@ def folder(
         begun = plan_in(run) if resume else None
         if begun is None:
             first_model.check_free(run, resume="--resume")
+            if resume:
+                say(f"no training has begun in {run.path}: starting from the beginning")
             if base is not None:
                 with status_line("checking the base"):
                     check_base(base, run.path / "base")
