@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from typing import IO, TYPE_CHECKING, Any
@@ -62,6 +63,15 @@ def neutralized_terminal() -> Iterator[None]:
     finally:
         for name, stream in replaced.items():
             setattr(sys, name, stream)
+
+
+def show_cursor() -> None:
+    """Show the cursor, which a live display hides, before an exit that skips the clean-up. Safe in a signal handler."""
+    for stream in (sys.__stderr__, sys.__stdout__):
+        if stream is not None and not stream.closed and stream.isatty() and os.environ.get("TERM") != "dumb":
+            with contextlib.suppress(OSError):
+                os.write(stream.fileno(), b"\x1b[?25h")
+            return
 
 
 def rich_console(**options: Any) -> Console:
