@@ -82,7 +82,7 @@ def eval_(
     from niels_gpt.cache.folder import CacheFolder
     from niels_gpt.config import RunConfig
     from niels_gpt.config.yaml_file import with_data
-    from niels_gpt.runs.catalog import store_scores
+    from niels_gpt.runs.catalog import pipeline_of, store_scores
     from niels_gpt.runs.loading import load_run
     from niels_gpt.system.program import command
     from niels_gpt.tokenizer import ByteTokenizer
@@ -114,6 +114,10 @@ def eval_(
         return
     print(f"{loaded.path} after {loaded.step} steps; bits per byte, lower is better")
     show_scores(scores, wiki=config.data.wiki)
+    home = loaded.home.path if config.task == "sft" and loaded.home is not None else None
+    if home is not None and (pipeline := pipeline_of(home)) is not None:
+        writer = command("eval", pipeline / "pretrain")
+        print(f"This is the model that chats; fine-tuning forgets other text. The one before it: {writer}")
 
 
 def score_result(

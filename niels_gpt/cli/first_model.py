@@ -48,6 +48,7 @@ def build_and_train(
     the notes. resume_command: what to type after a signal, which is printed before the exit; default: the command of
     the pipeline or run. base: the model that the plan fine-tunes.
     """
+    from niels_gpt.runs.catalog import CACHE
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.system.console import plural
     from niels_gpt.system.progress import status_line
@@ -55,7 +56,7 @@ def build_and_train(
     from niels_gpt.workflow.chat_model import prepare
 
     with status_line("writing the dialogues") as show:
-        configs, numbers = prepare(corpus, dialogues, topics, plan, folder.path / "cache", base=base, show=show)
+        configs, numbers = prepare(corpus, dialogues, topics, plan, folder.path / CACHE, base=base, show=show)
     listed = " and ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items())
     say(f"{plural(len(corpus.train), 'note')} to train on, {len(corpus.held_out):,} held out; dialogues: {listed}")
     if "bytes" in configs:
@@ -156,6 +157,8 @@ def show_base_comparison(trained: TrainedModel, scores: Scores, *, most: int) ->
     from niels_gpt.system.progress import status_line
     from niels_gpt.workflow.base_comparison import compare_with_base
 
+    if trained.writer_config.init_from == "":
+        return
     with status_line("comparing with the base"):
         base, problem = load_base(trained.writer)
         if problem:
@@ -185,8 +188,8 @@ def warn_of_secrets(corpus: Corpus) -> None:
         found = sum(len(find_secrets(text)) for _, text in corpus.texts(corpus.selected.paths))
     if found:
         check = command("notes", "check", corpus.selected.root)
-        say(f"warning: the notes hold {plural(found, 'secret')} (keys, tokens, card numbers) that a model can learn by "
-            f"heart: {check} lists them")  # fmt: skip
+        say(f"warning: the notes hold {plural(found, 'secret')} (keys, tokens, passwords, card numbers) that a model "
+            f"can learn by heart: {check} lists them")  # fmt: skip
 
 
 def warn_of_private_notes(corpus: Corpus) -> None:
@@ -237,13 +240,15 @@ def show_continuation(trained: TrainedModel, corpus: Corpus) -> None:
     print(f"\nA text that begins like one of your notes ({begin!r}):\n{text}")
 
 
-def show_answers(trained: TrainedModel, topics: Sequence[NoteTopic], *, most: int) -> None:
-    """Ask about some of the notes, `most` topics of them, and print how many answers are right, and one of them.
+def show_answers(trained: TrainedModel, topics: Sequence[NoteTopic], *, notes: int, most: int) -> None:
+    """Ask about `most` of the topics that were taught, and print how many answers are right, and one of them.
 
-    The form of each question ("remind me of my note on ...") was trained on for other topics, not for this one.
+    notes: how many the topics were chosen from. The form of each question ("remind me of my note on ...") was trained
+    on for other topics, not for this one.
     """
     from niels_gpt.cli.eval import ask_all
     from niels_gpt.inference.questions import Question, share_on_topic
+    from niels_gpt.system.console import plural
 
     asked = topics[:: max(len(topics) // most, 1)][:most]
     questions = [Question(topic.name, topic.new_question, (topic.begin,)) for topic in asked]
@@ -254,6 +259,8 @@ def show_answers(trained: TrainedModel, topics: Sequence[NoteTopic], *, most: in
     print(f"\nQuestions about your notes, not asked like this in training: {len(right)} of {len(answers)} are answered "
           f"with the text of the note, {share_on_topic(second):.0%} if another question was asked before "
           "(in a chat, /reset forgets what was asked)")  # fmt: skip
+    print(f"It was taught {plural(len(topics), 'topic')} of {plural(notes, 'note')}, and each question names one. "
+          "Other topics, and other words for these, it seldom answers from the notes.")  # fmt: skip
     shown = (right or answers)[0]
     _print_answer(trained.chat, shown)
 

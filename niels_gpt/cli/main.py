@@ -7,9 +7,10 @@ traceback).
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from niels_gpt.cache.cli import app as cache_app
 from niels_gpt.cli import batch, config, data, export, import_model, notes, runs, splice, tokenizer
@@ -29,9 +30,18 @@ from niels_gpt.cli.train import train
 from niels_gpt.system.command_line import App
 from niels_gpt.system.console import run_app
 
+
+class _Commands(TyperGroup):
+    """The commands as the help lists them: `notes` first, although typer lists groups last."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=lambda name: name != "notes")
+
+
 app = App(
     help="A personal language-model workbench: your notes and public text in, your own small GPT out.",
     add_completion=True,
+    cls=_Commands,
 )
 
 

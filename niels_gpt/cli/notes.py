@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from niels_gpt.data.note_check import NoteCheck
 
 DEFAULT = "folder"
-"""The command that runs for `niels-gpt notes FOLDER`, if it is registered."""
+"""The command that runs for `niels-gpt notes FOLDER`."""
 DEFAULT_MINUTES = 10.0
 _BASE_PANEL = "Fine-tune a model, instead of starting from nothing"
 _DIALOGUES_PANEL = "What it learns to answer"
@@ -31,13 +32,27 @@ class _NotesGroup(TyperGroup):
     """A group whose first argument may also be a folder: `notes FOLDER` is `notes folder FOLDER`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and DEFAULT in self.commands:
+        if not (args and (args[0] in self.commands or self._is_misspelled(args[0]))):
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
+
+    def _is_misspelled(self, word: str) -> bool:
+        """Whether a word is no path, but almost the name of a command that is typed."""
+        return bool(difflib.get_close_matches(word, self.commands.keys() - {DEFAULT})) and not Path(word).exists()
+
+
+class _FolderContext(typer.Context):
+    """The context of `notes folder`, named as it is typed."""
+
+    @property
+    def command_path(self) -> str:
+        return super().command_path if self.parent is None else self.parent.command_path
 
 
 class _FolderCommand(Command):
     """The command `notes folder`, which is typed as `notes`."""
+
+    context_class = _FolderContext
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         name = ctx.parent.command_path if ctx.parent is not None else "notes"
@@ -182,6 +197,8 @@ def folder(
         begun = plan_in(run) if resume else None
         if begun is None:
             first_model.check_free(run, resume="--resume")
+            if resume:
+                say(f"no training has begun in {run.path}: starting from the beginning")
             if base is not None:
                 with status_line("checking the base"):
                     check_base(base, run.path / "base")
@@ -230,7 +247,7 @@ def folder(
         scores = first_model.show_scores_of(trained, limit=size.held_out)
         first_model.show_base_comparison(trained, scores, most=size.compared)
         first_model.show_continuation(trained, corpus)
-        first_model.show_answers(trained, topics, most=size.questions)
+        first_model.show_answers(trained, topics, notes=len(corpus.train), most=size.questions)
         first_model.show_quick_audit(trained, corpus, windows=size.windows)
         for line in first_model.unreadable_lines(corpus):
             say(line)

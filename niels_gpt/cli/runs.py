@@ -175,7 +175,7 @@ def _show_table(runs: Sequence[RunSummary]) -> None:
 
 
 def _no_runs(runs_dir: Path) -> str:
-    return f"no runs in {runs_dir}/: {command('demo')} or {command('train')} makes one"
+    return f"no runs in {runs_dir}/: {command('notes', 'FOLDER')}, {command('demo')} or {command('train')} makes one"
 
 
 def _print_details(detail: dict[str, Any], *, show_next: bool) -> None:

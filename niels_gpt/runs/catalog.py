@@ -31,6 +31,8 @@ from niels_gpt.system.optional_writes import optional_write
 
 RUNS = Path("runs")
 PHASES = ("pretrain", "sft")
+CACHE = "cache"
+"""Folder of a pipeline with the dialogues, tokenizer and token caches that were made for it."""
 State = Literal["finished", "training", "stopped", "imported", "damaged"]
 
 
@@ -283,8 +285,8 @@ def is_locked(path: Path) -> bool:
 def check_removable(path: Path) -> list[Path]:
     """Return the runs in a folder that may be removed. Raises ValueError, with the reason, if it may not.
 
-    A run, a pipeline or a study may; not a link, not a folder that contains the working directory, and not a folder
-    with a run that is being trained.
+    A run, a pipeline with its caches or a study may; not a link, not a folder that contains the working directory, and
+    not a folder with a run that is being trained.
     """
     if path.is_symlink():
         raise ValueError(f"{path} is a link to {path.resolve()}: name that folder, or remove the link yourself")
@@ -293,7 +295,8 @@ def check_removable(path: Path) -> list[Path]:
     if real in (Path.cwd(), *Path.cwd().parents, Path.home(), *Path.home().parents):
         raise ValueError(f"{path} contains the working directory or your home: remove the run from outside it")
     if not _looks_like_run(path):
-        others = [p.name for p in path.iterdir() if p.is_dir() and p not in runs]
+        own = {CACHE} if (path / "pretrain.yaml").is_file() else set()
+        others = [p.name for p in path.iterdir() if p.is_dir() and p not in runs and p.name not in own]
         if others:
             raise ValueError(f"{path} holds more than runs ({', '.join(sorted(others)[:5])}): name a single run")
     for run in runs:

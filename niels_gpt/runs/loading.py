@@ -111,7 +111,8 @@ def find_newest() -> Path:
     """The path of the newest run in runs/, or of the pipeline that it is a phase of. Raises ValueError for none."""
     newest = next(iter(list_runs()), None)
     if newest is None:
-        raise ValueError(f"no run in {RUNS}/: train one first ({command('demo')}), or name one (RUN)")
+        train = f"{command('notes', 'FOLDER')}, or {command('demo')}"
+        raise ValueError(f"no run in {RUNS}/: train one first ({train}), or name one (RUN)")
     pipeline = PipelineFolder(newest.path.parent)
     return pipeline.path if pipeline.exists else newest.path
 

@@ -31,9 +31,10 @@ def progress_bar(title: str, unit: str = "") -> Iterator[Callable[[int, int | No
         return
     from rich.progress import Progress
 
-    from niels_gpt.system.terminal import rich_console
+    from niels_gpt.system.terminal import neutralized_terminal, rich_console
 
-    with Progress(console=rich_console(stderr=True, quiet=is_quiet()), transient=True) as bar:
+    console = rich_console(stderr=True, quiet=is_quiet())
+    with Progress(console=console, transient=True) as bar, neutralized_terminal():  # rich has replaced both streams
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -53,9 +54,10 @@ def status_line(text: str) -> Iterator[Callable[[str], None]]:
         return
     from rich.markup import escape
 
-    from niels_gpt.system.terminal import rich_console
+    from niels_gpt.system.terminal import neutralized_terminal, rich_console
 
-    with rich_console(stderr=True, highlight=False, quiet=is_quiet()).status(escape(text)) as status:
+    console = rich_console(stderr=True, highlight=False, quiet=is_quiet())
+    with console.status(escape(text)) as status, neutralized_terminal():
         yield lambda text: status.update(escape(text))
 
 

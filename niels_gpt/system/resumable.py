@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 from niels_gpt.system.console import hint
+from niels_gpt.system.terminal import show_cursor
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -31,14 +32,18 @@ def resumable(resume_command: Callable[[], str]) -> Iterator[None]:
     def explain(number: signal.Signals) -> None:
         print(f"{number.name}: stopped. Resume with\n  {resume_command()}", flush=True)
 
+    def leave(number: int) -> None:
+        show_cursor()
+        os._exit(128 + number)
+
     def handle(number: int, frame: FrameType | None) -> None:
         if received:
-            os._exit(128 + number)
+            leave(number)
         received.append(signal.Signals(number))
         while frame is not None:
             if frame.f_code.co_filename.startswith("<frozen importlib"):  # libraries swallow it there
                 explain(received[0])
-                os._exit(128 + number)
+                leave(number)
             frame = frame.f_back
         raise KeyboardInterrupt
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from typing import IO, TYPE_CHECKING, Any
@@ -64,6 +65,15 @@ def neutralized_terminal() -> Iterator[None]:
             setattr(sys, name, stream)
 
 
+def show_cursor() -> None:
+    """Show the cursor, which a live display hides, before an exit that skips the clean-up. Safe in a signal handler."""
+    for stream in (sys.__stderr__, sys.__stdout__):
+        if stream is not None and not stream.closed and stream.isatty() and os.environ.get("TERM") != "dumb":
+            with contextlib.suppress(OSError):
+                os.write(stream.fileno(), b"\x1b[?25h")
+            return
+
+
 def rich_console(**options: Any) -> Console:
     """A rich Console that neutralizes text on a terminal; the options are those of `rich.console.Console`."""
     console: Console = _console_class()(**options)
@@ -73,9 +83,21 @@ def rich_console(**options: Any) -> Console:
 @functools.cache
 def _console_class() -> Any:
     from rich.console import Console
+    from rich.file_proxy import FileProxy
     from rich.segment import Segment
 
     class SafeConsole(Console):
+        @property
+        def file(self) -> IO[str]:
+            file: Any = super().file
+            while isinstance(file, FileProxy | _TerminalStream):  # a live display adds a FileProxy
+                file = file.rich_proxied_file
+            return file
+
+        @file.setter
+        def file(self, new_file: IO[str]) -> None:
+            self._file = new_file
+
         def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
             for segment in super().render(*arguments, **options):
                 if segment.control or not self.is_terminal:

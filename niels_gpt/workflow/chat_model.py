@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,9 @@ from niels_gpt.workflow.plan import ABOUT_NOTES, Plan
 from niels_gpt.workflow.variations import in_chats, with_variations
 
 SEED = 42
-"""Seed of the split and of the variations."""
+"""Seed of the variations, and the first one that is tried for the split."""
+SPLIT_SEEDS = 100
+"""Seeds that are tried for the split; see `_choose_split`."""
 HELD_OUT = 0.1
 """Share of the notes that is held out."""
 TOKENIZER_CHUNKS = 2500
@@ -69,6 +71,8 @@ class Corpus:
     """Bytes of the held-out notes."""
     characters: int
     """How many different characters the notes use."""
+    split_seed: int = SEED
+    """Seed of the split into notes to train on and held-out ones."""
 
     def texts(self, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
         """Yield (path, text) of notes."""
@@ -85,16 +89,43 @@ def read_corpus(folder: str | Path, notes: NotesConfig, *, errors: str) -> Corpu
     selected.check_found("note")
     if len(selected.paths) < 2:
         raise ValueError(f"{selected.root} has one note: two are needed, one to train on and one to hold out")
-    texts = set(selected.paths)  # the caches, too, drop empty notes after the split
-    halves = split_roam_paths(selected.listed, val_frac=HELD_OUT, seed=SEED)
-    train, held_out = ([path for path in half if path in texts] for half in halves)
-    corpus = Corpus(selected, notes, errors, train, held_out, 0, 0, 0)
-    size, characters = 0, set[str]()
-    for _, text in corpus.texts(train):
-        size += len(text.encode("utf-8"))
-        characters.update(text)
-    held_out_size = sum(len(text.encode("utf-8")) for _, text in corpus.texts(held_out))
-    return dataclasses.replace(corpus, size=size, held_out_size=held_out_size, characters=len(characters))
+    corpus = Corpus(selected, notes, errors, [], [], 0, 0, 0)
+    sizes, characters = dict[str, int](), dict[str, str]()
+    for path, text in corpus.texts(selected.paths):
+        sizes[path], characters[path] = len(text.encode("utf-8")), "".join(set(text))
+    seed, train, held_out = _choose_split(selected.listed, sizes)
+    return dataclasses.replace(
+        corpus,
+        train=train,
+        held_out=held_out,
+        size=sum(sizes[path] for path in train),
+        held_out_size=sum(sizes[path] for path in held_out),
+        characters=len(set[str]().union(*(characters[path] for path in train))),
+        split_seed=seed,
+    )
+
+
+def _choose_split(listed: list[str], sizes: Mapping[str, int]) -> tuple[int, list[str], list[str]]:
+    """Return (seed, paths to train on, held-out paths) of the first seed with a usual share of the bytes held out.
+
+    listed: all files that are split. sizes: bytes of those with text; the caches, too, drop the others after the split.
+    A usual share is between half of HELD_OUT and half of everything. Of few notes, one is held out: without this, an
+    empty one, or one that holds almost all of the text. If no seed has such a share, the one with most held-out bytes
+    that are not more than half is used.
+    """
+    total = sum(sizes.values())
+    best: tuple[int, int, list[str], list[str]] | None = None
+    for seed in range(SEED, SEED + SPLIT_SEEDS):
+        halves = split_roam_paths(listed, val_frac=HELD_OUT, seed=seed)
+        train, held_out = ([path for path in half if path in sizes] for half in halves)
+        size = sum(sizes[path] for path in held_out)
+        if HELD_OUT / 2 * total <= size <= total / 2:
+            return seed, train, held_out
+        rank = size if size <= total / 2 else -size
+        if best is None or rank > best[0]:
+            best = rank, seed, train, held_out
+    assert best is not None
+    return best[1:]
 
 
 def topics_of(corpus: Corpus, plan: Plan) -> list[NoteTopic]:
@@ -225,7 +256,7 @@ def build_caches(
         install_tokenizer(tokenizer, folder)
     settings = BuildSettings(
         folder,
-        seed=SEED,
+        seed=corpus.split_seed,
         roam=corpus.selected.root,
         roam_val_frac=HELD_OUT,
         errors=corpus.errors,
@@ -285,7 +316,7 @@ def _data(corpus: Corpus, folder: Path, names: Iterable[str]) -> dict[str, Any]:
     return {
         "roam": str(corpus.selected.root),
         "roam_val_frac": HELD_OUT,
-        "seed": SEED,
+        "seed": corpus.split_seed,
         "encoding_errors": corpus.errors,
         "notes": _plain(corpus.notes),
         "sources": {name: _plain(source) for name, source in dialogue_sources(folder, names).items()},

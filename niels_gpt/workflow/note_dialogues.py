@@ -82,7 +82,7 @@ def note_topics(text: str, *, title: str) -> Iterator[NoteTopic]:
 
 
 def choose_topics(notes: Sequence[tuple[str, Sequence[NoteTopic]]], most: int) -> list[NoteTopic]:
-    """Return the first topic of each note, then the second, and so on, up to `most`.
+    """Return the first topic of each note, then the second, and so on, up to `most`; the last ones evenly chosen.
 
     notes: (title, topics) of each note. A name that several notes have, such as "introduction", is asked about with
     the title: "introduction of ferns".
@@ -90,13 +90,18 @@ def choose_topics(notes: Sequence[tuple[str, Sequence[NoteTopic]]], most: int) -
     count = Counter(topic.name for _, topics in notes for topic in topics)
     chosen: dict[str, NoteTopic] = {}
     for row in itertools.zip_longest(*(topics for _, topics in notes)):
+        found: dict[str, NoteTopic] = {}
         for (title, _), topic in zip(notes, row, strict=True):
-            if topic is None or len(chosen) >= most:
+            if topic is None:
                 continue
             known = count[topic.name] == 1 or topic.name == title.lower()
             name = topic.name if known else f"{topic.name} of {title.lower()}"
-            if _is_name(name) and name not in chosen:
-                chosen[name] = topic._replace(name=name)
+            if _is_name(name) and name not in chosen and name not in found:
+                found[name] = topic._replace(name=name)
+        left = min(most - len(chosen), len(found))
+        names = list(found)
+        for name in (names[i * len(names) // left] for i in range(left)):  # the first notes are not preferred
+            chosen[name] = found[name]
     return list(chosen.values())
 
 

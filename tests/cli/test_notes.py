@@ -203,6 +203,8 @@ def test_a_model_of_a_vault(nasty: Path, primer: Path, tmp_path: Path, capsys: p
     assert "warning: the notes hold 1 secret" in out and "IOSFODNN7" not in out
     assert re.search(r"not utf-8: latin\.md \(--encoding-errors", out)
     assert "700 subwords" in out
+    (about,), (notes,) = re.findall(r"(\d+) about notes", out), re.findall(r"(\d+) notes to train on", out)
+    assert f"It was taught {int(about) // 4} topics of {notes} notes" in out and "the base" not in out
 
     # Nothing but the run is written.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["my vault", "runs"]
@@ -240,6 +242,11 @@ def test_a_model_of_a_vault(nasty: Path, primer: Path, tmp_path: Path, capsys: p
     assert {row["status"] for row in audited} == {"trained on"}
     assert all(re.search(r"\(.*mark\d\d.*\)", row["name"]) for row in audited)  # named by the question
 
+    # The chat model predicts notes badly: `eval` names the one that does not.
+    for name, named in (("runs/notes", True), ("runs/notes/sft", True), ("runs/notes/pretrain", False)):
+        assert run("eval", name, "--limit", "99", "--device", "cpu") == 0
+        assert ("eval runs/notes/pretrain" in capsys.readouterr().out) is named
+
     assert run("notes", nasty, "--run-dir", "runs/notes") == 1
     error = capsys.readouterr().err
     assert "runs/notes already holds a model" in error and "--resume" in error
@@ -263,7 +270,7 @@ def test_a_resumed_model_ends_with_the_same_report(
     out = capsys.readouterr().out
     places = [out.index(part) for part in PARTS]
     assert places == sorted(places)
-    assert ("plan: " in out) is (done == "nothing")
+    assert ("plan: " in out) is (done == "nothing") is ("no training has begun in run" in out)
     if done != "nothing":
         assert (tmp_path / "run/sft/checkpoints/best.pt").read_bytes() == weights
         begin = "Bits per byte"
@@ -353,6 +360,33 @@ def test_a_signal_in_any_phase_prints_how_to_resume(
     assert words[2:] == [*given, "--run-dir", "runs/notes", "--resume"]
     assert run(*words, "--device", "cpu") == 0
     assert "Try next" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["vault", "--minute", "3"], ["vault", "--minutes", "x"]])
+def test_wrong_usage_names_the_words_that_are_typed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("notes", *words) == 2
+    error = capsys.readouterr().err
+    assert re.match(r"Usage: \S+ notes \[OPTIONS\] FOLDER\n", error) and re.search(r"'\S+ notes -h'", error)
+    assert "notes folder" not in error and (words[1:2] or ["FOLDER"])[0] in error
+
+
+def test_a_misspelled_command_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("notes", "chekc", "vault") == 2
+    assert "'check'" in capsys.readouterr().err
+    assert run("notes", "folders") == 1
+    assert str(tmp_path / "folders") in capsys.readouterr().err
+    (tmp_path / "checks").mkdir()
+    assert run("notes", "checks") == 1
+    assert str(tmp_path / "checks") in capsys.readouterr().err
+
+
+def test_the_help_lists_notes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    commands = re.findall(r"^  ([a-z]+) ", capsys.readouterr().out.split("Commands:")[1], re.MULTILINE)
+    assert commands[:2] == ["notes", "demo"] and len(commands) == len(set(commands)) > 20
 
 
 def test_the_help_has_the_words_that_are_typed(capsys: pytest.CaptureFixture[str]) -> None:

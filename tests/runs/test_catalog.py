@@ -244,6 +244,17 @@ def test_a_pipeline_is_removed_as_a_whole(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_pipeline_is_removed_with_its_caches_and_nothing_else(tmp_path):
+    pipe = make_pipeline(tmp_path / "pipe")
+    (pipe / "cache" / "tokenizer").mkdir(parents=True)
+    (pipe / "thesis").mkdir()
+    with pytest.raises(ValueError, match=r"more than runs \(thesis\)"):
+        catalog.remove(pipe)
+    (pipe / "thesis").rmdir()
+    catalog.remove(pipe)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_not_removed(tmp_path, monkeypatch):
     run = make_run(tmp_path / "runs" / "a")
     (tmp_path / "notes").mkdir()

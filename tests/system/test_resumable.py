@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -84,3 +85,27 @@ def test_a_background_job_says_that_it_ignores_ctrl_c_and_stops_after_sigterm() 
     os.kill(pid, signal.SIGTERM)
     out, _ = process.communicate(timeout=20)
     assert "SIGTERM" in out and "again" in out and "SIGINT" not in out
+
+
+DRAWING = """
+import os, signal, sys
+from niels_gpt.system.progress import status_line
+from niels_gpt.system.resumable import resumable
+with resumable(lambda: "again"), status_line("measuring"):
+    exec(compile("os.kill(os.getpid(), signal.SIGTERM)", "<frozen importlib._bootstrap>", "exec"))
+"""
+
+
+def test_a_signal_during_an_import_shows_the_cursor_again() -> None:
+    ours, theirs = pytest.importorskip("pty").openpty()
+    environment = {**os.environ, "TERM": "xterm"}
+    process = subprocess.Popen([sys.executable, "-c", DRAWING], stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    printed = b""
+    with contextlib.suppress(OSError):  # Linux: the other side is closed
+        while chunk := os.read(ours, 65536):
+            printed += chunk
+    os.close(ours)
+    assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    assert b"\x1b[?25l" in printed and b"again" in printed
+    assert printed.rindex(b"\x1b[?25h") > printed.rindex(b"\x1b[?25l")

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.file_proxy import FileProxy
 
-from niels_gpt.system import terminal
+from niels_gpt.system import progress, terminal
 from niels_gpt.system.terminal import neutralize
 
 EVIL = "a\x1b]0;title\x07b\x9b2Jc\u202ed\x7f\r\x08e"
@@ -140,6 +141,25 @@ def test_rich_keeps_its_own_sequences_only(monkeypatch):
         terminal.rich_console().print(EVIL, style="red", markup=False, highlight=False)
     assert "\x1b[31m" in stream.text and "a\\x1b]0;titleb" in stream.text  # rich drops \\x07 itself
     assert "\x1b]0" not in stream.text and "\u202e" not in stream.text
+
+
+@pytest.mark.parametrize("display", [progress.status_line, progress.progress_bar])
+def test_a_live_display_keeps_its_sequences_and_shows_those_of_the_text(monkeypatch, display):
+    streams = {"stdout": Terminal(), "stderr": Terminal()}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with terminal.neutralized_terminal():
+        with display("reading"):
+            print("note: \x1b[31mred\x1b]8;;http://x\x1b\\link")
+        assert not isinstance(sys.stderr, FileProxy)
+    assert [getattr(sys, name) for name in streams] == list(streams.values())
+    printed = streams["stdout"].text + streams["stderr"].text
+    assert "reading" in printed and "\x1b[2K" in printed  # the line is erased, not written below the last one
+    drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", printed)
+    assert "\x1b" not in drawn  # only sequences that move, erase and color
+    assert re.findall(r"\\x1b.*", drawn) == ["\\x1b[31mred\\x1b]8;;http://x\\x1b\\link"]
 
 
 def test_no_other_console_of_rich_is_made():

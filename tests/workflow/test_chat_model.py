@@ -259,6 +259,43 @@ def test_caches_hold_the_same_halves(corpus: Corpus, folder: Path) -> None:
         assert stream_of(roam, split) == expected
 
 
+@pytest.mark.parametrize("number", range(3, 13))
+@pytest.mark.parametrize("odd", ["", "long " * 2000], ids=["empty", "long"])
+def test_of_few_notes_none_that_is_empty_or_most_of_the_text_is_held_out(number: int, odd: str, tmp_path: Path) -> None:
+    for position in range(number):
+        folder = tmp_path / str(position)
+        folder.mkdir()
+        for note in range(number):
+            text = odd if note == position else words(note, 60)
+            (folder / f"{note:02}.md").write_text(text, encoding="utf-8")
+        found = read_corpus(folder, NotesConfig(), errors="skip")
+        sizes = [len(Path(path).read_bytes()) for path in found.held_out]
+        assert len(sizes) == 1 and found.held_out_size == sizes[0] and 198 < sizes[0] < found.size
+        assert (
+            found.held_out == split_rule([str(path) for path in sorted(folder.iterdir())], 0.1, found.split_seed)["val"]
+        )
+
+
+def test_caches_hold_the_halves_of_another_seed(tmp_path: Path) -> None:
+    seeds = set()
+    for name in [f"{number}.md" for number in range(7)]:  # one of them is what seed 42 holds out
+        folder = tmp_path / name.removesuffix(".md")
+        folder.mkdir()
+        for note in range(7):
+            (folder / f"{note}.md").write_text("" if f"{note}.md" == name else words(note, 60), encoding="utf-8")
+        found = read_corpus(folder, NotesConfig(), errors="skip")
+        seeds.add(found.split_seed)
+        if found.split_seed == 42:
+            continue
+        pieces = build_caches(found, tmp_path / "cache", [], subwords=300)
+        eot, roam = pieces.special_token_ids()["eot"], folder_of(sources(DataConfig())["roam"], tmp_path / "cache")
+        for split, paths in (("train", found.train), ("val", found.held_out)):
+            assert stream_of(roam, split) == [id for _, t in found.texts(paths) for id in (*pieces.encode(t), eot)]
+        configs = phase_configs(PLAN, found, tmp_path / "cache", [])
+        assert {config.data.seed for config in configs.values()} == {found.split_seed}
+    assert len(seeds) == 2
+
+
 def test_no_file_but_the_cache_has_a_held_out_note(corpus: Corpus, folder: Path) -> None:
     (text,) = held_out_texts(corpus)
     for line in filter(None, text.splitlines()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from niels_gpt.inference.questions import Question
@@ -166,6 +168,18 @@ def test_the_first_topics_of_all_notes_are_chosen_first() -> None:
     for most in range(8):
         assert [topic.name for topic in choose_topics(notes, most)] == everything[:most]
     assert choose_topics([], 3) == []
+
+
+def test_topics_for_only_some_notes_are_from_all_parts_of_the_folder() -> None:
+    notes = [(str(number), topics_named(f"first {number}", f"second {number}")) for number in range(100)]
+    for most in (1, 7, 50, 99):
+        places = [int(topic.name.removeprefix("first ")) for topic in choose_topics(notes, most)]
+        assert len(places) == most and places == sorted(set(places))
+        gaps = [after - before for before, after in itertools.pairwise([*places, 100])]
+        assert max(gaps) - min(gaps) <= 1
+    chosen = [topic.name for topic in choose_topics(notes, 110)]
+    assert chosen[:100] == [f"first {number}" for number in range(100)]
+    assert chosen[100:] == [f"second {number}" for number in range(0, 100, 10)]
 
 
 def test_names_that_several_notes_have_get_the_title() -> None:

@@ -3,7 +3,7 @@
 import { el, field } from "./dom.js";
 import { plural } from "./format.js";
 
-export const DEFAULTS = { temperature: 0.9, top_k: 50, top_p: 1, min_p: 0, max_tokens: 256, seed: null };
+export const DEFAULTS = { temperature: 0.3, top_k: 50, top_p: 1, min_p: 0, max_tokens: 256, seed: null };
 
 export function modelSelect(models, selected, onChange, label = "Model") {
   const select = el(

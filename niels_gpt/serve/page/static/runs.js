@@ -55,7 +55,7 @@ function summary({ folder, runs }, training) {
 function emptyList() {
   return el(
     "div", { class: "panel" },
-    el("p", {}, "There are no runs yet. ", el("code", {}, "niels-gpt demo"), " or ", el("code", {}, "niels-gpt train"), " makes one; it appears here when it starts."),
+    el("p", {}, "There are no runs yet. ", el("code", {}, "niels-gpt notes FOLDER"), ", ", el("code", {}, "niels-gpt demo"), " or ", el("code", {}, "niels-gpt train"), " makes one; it appears here when it starts."),
   );
 }
 
