@@ -33,6 +33,8 @@ RUNS = Path("runs")
 PHASES = ("pretrain", "sft")
 CACHE = "cache"
 """Folder of a pipeline with the dialogues, tokenizer and token caches that were made for it."""
+_FIRST_FILE = "dialogues.jsonl"
+"""What is written into it first, before there is a run or a pretrain.yaml."""
 State = Literal["finished", "training", "stopped", "imported", "damaged"]
 
 
@@ -285,18 +287,20 @@ def is_locked(path: Path) -> bool:
 def check_removable(path: Path) -> list[Path]:
     """Return the runs in a folder that may be removed. Raises ValueError, with the reason, if it may not.
 
-    A run, a pipeline with its caches or a study may; not a link, not a folder that contains the working directory, and
-    not a folder with a run that is being trained.
+    A run, a pipeline with its caches (also one that was stopped before its training began) or a study may; not a link,
+    not a folder that contains the working directory, and not a folder with a run that is being trained.
     """
     if path.is_symlink():
         raise ValueError(f"{path} is a link to {path.resolve()}: name that folder, or remove the link yourself")
-    runs = _runs_in(locate(path))
+    has_caches = (path / "pretrain.yaml").is_file() or (path / CACHE / _FIRST_FILE).is_file()
+    begun = not has_caches or any(_looks_like_run(p) for p in (path, *_folders(path)))
+    runs = _runs_in(locate(path)) if begun else []
     real = path.resolve()
     if real in (Path.cwd(), *Path.cwd().parents, Path.home(), *Path.home().parents):
         raise ValueError(f"{path} contains the working directory or your home: remove the run from outside it")
     if not _looks_like_run(path):
-        own = {CACHE} if (path / "pretrain.yaml").is_file() else set()
-        others = [p.name for p in path.iterdir() if p.is_dir() and p not in runs and p.name not in own]
+        own = {path / CACHE} if has_caches else set()
+        others = [p.name for p in path.iterdir() if p.is_dir() and p not in {*runs, *own}]
         if others:
             raise ValueError(f"{path} holds more than runs ({', '.join(sorted(others)[:5])}): name a single run")
     for run in runs:

@@ -255,6 +255,21 @@ def test_a_pipeline_is_removed_with_its_caches_and_nothing_else(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_pipeline_leaves_that_was_stopped_before_its_first_run_is_removed(tmp_path):
+    folder = tmp_path / "notes"
+    (folder / "cache").mkdir(parents=True)
+    with pytest.raises(ValueError, match="not a run"):  # not one of ours
+        catalog.remove(folder)
+    (folder / "cache" / "dialogues.jsonl").write_text("private", encoding="utf-8")
+    (folder / "thesis").mkdir()
+    with pytest.raises(ValueError, match=r"more than runs \(thesis\)"):
+        catalog.remove(folder)
+    (folder / "thesis").rmdir()
+    make_run(folder / "base")  # what it would have been trained from
+    catalog.remove(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_not_removed(tmp_path, monkeypatch):
     run = make_run(tmp_path / "runs" / "a")
     (tmp_path / "notes").mkdir()
