@@ -70,7 +70,14 @@ def export_hf(
     card = model_card(loaded, clearance, name=name, architecture=architecture, usage=usage)
     with atomic_folder(out) as folder:
         uncleared = clearance.judgment != SAFE
-        hugging_face.write_hf(loaded.model, loaded.tokenizer, folder, dtype=dtype, private_text=uncleared)
+        hugging_face.write_hf(
+            loaded.model,
+            loaded.tokenizer,
+            folder,
+            dtype=dtype,
+            private_text=uncleared,
+            learned_chat=_learned_chat(loaded),
+        )
         files.write_text(folder / "README.md", card)
     return architecture
 
@@ -78,11 +85,14 @@ def export_hf(
 def _is_chat_model(loaded: LoadedRun) -> bool:
     """Whether a model was trained on conversations, or was imported with a chat template."""
     config, tokenizer = loaded.config, loaded.tokenizer
-    if isinstance(tokenizer, ForeignTokenizer) and "default" in tokenizer.templates:
+    if _learned_chat(loaded) or (isinstance(tokenizer, ForeignTokenizer) and "default" in tokenizer.templates):
         return True
-    if config is None:
-        return False
-    return config.task == "sft" or (isinstance(tokenizer, ByteTokenizer) and "primer" in config.train.p_train)
+    return config is not None and isinstance(tokenizer, ByteTokenizer) and "primer" in config.train.p_train
+
+
+def _learned_chat(loaded: LoadedRun) -> bool:
+    """Whether a model was trained on a cache of conversations."""
+    return loaded.config is not None and loaded.config.task == "sft"
 
 
 def export_gguf(
@@ -97,7 +107,8 @@ def export_gguf(
     created = [parent for parent in out.absolute().parents if not parent.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        gguf_file.write_gguf(loaded.model, loaded.tokenizer, out, kind=kind, name=out.stem)
+        learned = _learned_chat(loaded)
+        gguf_file.write_gguf(loaded.model, loaded.tokenizer, out, kind=kind, name=out.stem, learned_chat=learned)
     finally:
         files.remove_empty(created)  # those that a failed write leaves
     if with_modelfile:
