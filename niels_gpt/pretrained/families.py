@@ -442,6 +442,10 @@ def family_of_config(config: ModelConfig) -> Family:
     if config.norm == "rmsnorm" and config.mlp == "swiglu" and rope:
         if config.qkv_bias and config.qk_norm:
             raise ValueError("qkv_bias and qk_norm together: no family has both, Qwen2 has biases and Qwen3 head norms")
+        if not config.qkv_bias and not config.qk_norm and config.C % config.H:
+            raise ValueError(
+                f"model.C={config.C} is no multiple of model.H={config.H}, which transformers needs of a Llama"
+            )
         return QWEN2 if config.qkv_bias else QWEN3 if config.qk_norm else LLAMA
     if config.norm == "layernorm" and config.mlp == "gelu":
         wrong = [name for name in ("n_kv_heads", "head_dim", "qkv_bias", "qk_norm") if getattr(config, name)]
