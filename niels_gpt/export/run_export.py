@@ -12,7 +12,7 @@ from niels_gpt.memorization.audit import SAFE
 from niels_gpt.pretrained.families import family_of_config
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
-from niels_gpt.system.atomic_folder import atomic_folder
+from niels_gpt.system.atomic_folder import atomic_folder, check_atomic_folder
 from niels_gpt.tokenizer import ByteTokenizer, ForeignTokenizer
 
 MODELFILE = "Modelfile"
@@ -34,7 +34,7 @@ _CONTINUE = 'prompt = tokenizer("Once upon a time", return_tensors="pt")'
 
 def check_folder(out: Path, *, overwrite: bool) -> None:
     """Raise ValueError if an export cannot be written to a folder: it has other files, or is an earlier export."""
-    files.check_output_path(out, "--out", folder=True)
+    check_atomic_folder(out, "--out")
     if out.is_dir() and any(out.iterdir()):
         if not hugging_face.is_export(out):
             raise ValueError(f"{out} is not empty and is not an earlier export: choose another --out")
