@@ -125,9 +125,14 @@ def _read_json(file: Path, folder: Path) -> dict[str, Any]:
 
 
 def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of model.safetensors, or of the files that its index names."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    """The tensors of model.safetensors, else of the files that the index names, else of all files.
+
+    transformers chooses in this order, too. A repository may have the same weights in further files.
+    """
+    one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if one.is_file():
+        paths = [one]
+    elif index.is_file():
         named = _read_json(index, folder).get("weight_map")
         if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named.values()):
             raise ValueError(f"{index} is damaged: it has no weight_map; download it again")

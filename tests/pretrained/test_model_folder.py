@@ -73,6 +73,15 @@ def test_shards_are_read_like_one_file(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*(state.values() for state in states), strict=True))
 
 
+def test_model_safetensors_counts_before_other_files(tmp_path: Path) -> None:
+    """Some repositories have consolidated.safetensors, or an index of shards, beside it."""
+    expected = open_folder(save(random_model("smollm2"), tmp_path)).read_state()
+    safetensors.torch.save_file({"layers.0.attention.wq.weight": torch.ones(2)}, tmp_path / "consolidated.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    found = open_folder(tmp_path).read_state()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_keep_their_type(dtype: torch.dtype, tmp_path: Path) -> None:
     opened = open_folder(save(random_model("tinyllama").to(dtype), tmp_path))
@@ -267,6 +276,7 @@ def test_entries_that_do_not_describe_weights(name: str, changes: dict[str, Any]
 
 
 def test_an_index_cannot_reach_outside_the_folder(llama: Path) -> None:
+    (llama / "model.safetensors").rename(llama / "model-00001-of-00001.safetensors")
     index = {"weight_map": {"model.norm.weight": "../secret.safetensors"}}
     (llama / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match="outside"):
