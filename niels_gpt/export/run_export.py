@@ -106,11 +106,12 @@ def export_gguf(
     check_file(out, overwrite=overwrite, with_modelfile=with_modelfile)
     created = [parent for parent in out.absolute().parents if not parent.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
+    learned = _learned_chat(loaded)
     try:
-        learned = _learned_chat(loaded)
         gguf_file.write_gguf(loaded.model, loaded.tokenizer, out, kind=kind, name=out.stem, learned_chat=learned)
     finally:
         files.remove_empty(created)  # those that a failed write leaves
     if with_modelfile:
-        files.write_text(out.parent / MODELFILE, modelfile(out.name, loaded.tokenizer, loaded.model.config.T))
+        text = modelfile(out.name, loaded.tokenizer, loaded.model.config.T, learned_chat=learned)
+        files.write_text(out.parent / MODELFILE, text)
     return gguf_file.architecture_of(loaded.model.config)
