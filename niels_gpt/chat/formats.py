@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from niels_gpt.chat.format import ChatFormat
 from niels_gpt.chat.own_formats import RoleIdFormat, TranscriptFormat
 from niels_gpt.tokenizer import AnyTokenizer, ForeignTokenizer, Tokenizer
 
+if TYPE_CHECKING:
+    from niels_gpt.chat.template_format import TemplateFormat
+
 
 def chat_format(tokenizer: AnyTokenizer) -> ChatFormat:
-    """Return the chat format that a tokenizer supplies; that of a tokenizer of others is made once."""
+    """Return the chat format that a tokenizer supplies."""
     if isinstance(tokenizer, ForeignTokenizer):
-        from niels_gpt.chat.template_format import TemplateFormat
-
-        if tokenizer.chat_format is None:
-            tokenizer.chat_format = TemplateFormat(tokenizer)
-        found: ChatFormat = tokenizer.chat_format
-        return found
+        return template_format(tokenizer)
     return RoleIdFormat(tokenizer) if isinstance(tokenizer, Tokenizer) else TranscriptFormat()
+
+
+def template_format(tokenizer: ForeignTokenizer) -> TemplateFormat:
+    """Return the chat format of a tokenizer of others, which is made once."""
+    from niels_gpt.chat.template_format import TemplateFormat
+
+    if tokenizer.chat_format is None:
+        tokenizer.chat_format = TemplateFormat(tokenizer)
+    found: TemplateFormat = tokenizer.chat_format
+    return found
 
 
 def chat_problem(tokenizer: AnyTokenizer) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import json
 import re
 from collections.abc import Sequence
 from functools import cached_property
@@ -42,9 +43,10 @@ CHATML = """\
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 TRANSCRIPT = """\
-{{ document_start }}{% for message in messages %}{{ message.role }}: {{ message.content }}\
-{% if message.role == 'assistant' %}{{ end_of_turn }}{% endif %}{{ '\\n' }}{% endfor %}\
+{{ START }}{% for message in messages %}{{ message.role }}: {{ message.content }}\
+{% if message.role == 'assistant' %}{{ END }}{% endif %}{{ '\\n' }}{% endfor %}\
 {% if add_generation_prompt %}assistant:{% endif %}"""
+"""START and END stand for string literals: the start of a document, and the token that ends a reply."""
 _MARKS = [(chr(0x10_0000 + number), chr(0x10_0001 + number)) for number in range(0, 0x4000, 2)]
 """Private characters, of which two that no message contains mark special strings while a template is rendered."""
 
@@ -78,12 +80,18 @@ class TemplateFormat:
             source = CHATML
         elif source is None:
             names = {i: name for name, i in tokenizer.special_token_ids().items() if name not in ("eot", "bos")}
-            source, self.stops = TRANSCRIPT, STOPS
             start = "".join(names.get(i, "") for i in tokenizer.document_start)
-            self._variables |= {"document_start": start, "end_of_turn": names[tokenizer.end_ids[0]]}
+            source, self.stops = TRANSCRIPT, STOPS
+            for name, text in (("START", start), ("END", names[tokenizer.end_ids[0]])):
+                source = source.replace(f"{{{{ {name} }}}}", f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}")
         self._process = TemplateProcess(source, where=tokenizer.where)
         strings = [text for text in tokenizer.special_token_ids() if text not in ("eot", "bos")]
         self._beginnings = frozenset(text[:n] for text in strings for n in range(1, len(text)))
+
+    @property
+    def template(self) -> str:
+        """The Jinja template, which other programs can render, too."""
+        return self._process.source
 
     # --- what a reply is -------------------------------------------------------------------------
 

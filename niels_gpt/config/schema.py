@@ -571,8 +571,12 @@ class RunConfig:
             train = dataclasses.replace(train, p_val=dict(train.p_train))
         object.__setattr__(self, "train", train)
 
+    @property
+    def takes_initial_model(self) -> bool:
+        """Whether the model will be that of `init_from`, because no option of its architecture is set."""
+        return bool(self.init_from) and _architecture(self.model) == _architecture(ModelConfig())
+
     def _check_lora(self) -> None:
-        lora, model = self.train.lora, self.model
         refused = {
             "train.optimizer=muon": (self.train.optimizer == "muon", "Muon needs full matrices, not factors", "adamw"),
             "train.precision=fp8": (self.train.precision == "fp8", "the FP8 kernels have no adapters", "bf16"),
@@ -582,6 +586,12 @@ class RunConfig:
             if given:
                 key = option.partition("=")[0]
                 raise ValueError(f"{option} does not work with train.lora: {why}; use {key}={instead}")
+        if not self.takes_initial_model:
+            self.check_adapters()
+
+    def check_adapters(self) -> None:
+        """Raise ValueError if the model does not have the matrices or blocks that `train.lora` names."""
+        lora, model = self.train.lora, self.model
         smallest = min(model.C, model.d_ff)
         if lora.rank > smallest:
             raise ValueError(f"train.lora.rank={lora.rank} exceeds the smallest side of the matrices, {smallest}")
@@ -589,3 +599,9 @@ class RunConfig:
             raise ValueError(f"train.lora.layers={lora.layers} exceeds the blocks of the model, model.L={model.L}")
         if model.mlp == "gelu" and "mlp.gate" in lora.targets:
             raise ValueError("train.lora.targets has mlp.gate, but a model with mlp=gelu has no such matrix: remove it")
+
+
+def _architecture(model: ModelConfig) -> ModelConfig:
+    """The model without what may be set beside `init_from`."""
+    default = ModelConfig()
+    return dataclasses.replace(model, V=default.V, T=default.T, dropout=default.dropout)

@@ -194,8 +194,8 @@ def with_verdict(clearance: Clearance, verdict: AuditVerdict) -> Clearance:
 
 
 def needs_audit(clearance: Clearance) -> bool:
-    """Whether an audit could change whether the model may be exported."""
-    return bool(clearance.private) and clearance.verdict is None
+    """Whether an audit could change whether the model may be exported; an imported one has no text to audit."""
+    return bool(clearance.private) and clearance.verdict is None and clearance.trained
 
 
 class Refusal(NamedTuple):
@@ -211,9 +211,12 @@ def refusal(clearance: Clearance, where: Path) -> Refusal | None:
         return None
     if clearance.verdict is None:
         stored = f" (a stored audit does not count: {clearance.rejected})" if clearance.rejected else ""
+        remedy = f"--audit, or {command('audit', where)}, finds out what it recites"
+        if not clearance.trained:
+            remedy = "export the run that it comes from after an audit there"
         return Refusal(
             f"{where} was trained on private text ({', '.join(clearance.private)}) and was not audited{stored}",
-            f"--audit, or {command('audit', where)}, finds out what it recites, --anyway exports it as it is",
+            f"{remedy}, or --anyway exports it as it is",
         )
     if clearance.judgment == NOT_SAFE:
         return Refusal(

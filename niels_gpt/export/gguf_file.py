@@ -41,10 +41,13 @@ class _Tensor(NamedTuple):
     kind: GGMLQuantizationType
 
 
-def write_gguf(model: GPT, tokenizer: AnyTokenizer, path: Path, *, kind: str = "f32", name: str = "") -> None:
+def write_gguf(
+    model: GPT, tokenizer: AnyTokenizer, path: Path, *, kind: str = "f32", name: str = "", learned_chat: bool = False
+) -> None:
     """Write a model and its tokenizer to `path`, completely or not at all.
 
-    kind: one of TYPES. Raises ValueError for a model that llama.cpp does not compute, and OSError for a failed write.
+    kind: one of TYPES. learned_chat: as for `hugging_face.write_hf`. Raises ValueError for a model that llama.cpp does
+    not compute, and OSError for a failed write.
     """
     try:
         from gguf import GGUFWriter, quants
@@ -59,7 +62,7 @@ def write_gguf(model: GPT, tokenizer: AnyTokenizer, path: Path, *, kind: str = "
         writer = GGUFWriter(file.name, architecture)
         try:
             _add_config(writer, model.config, kind, name)
-            add_vocabulary(writer, tokenizer, model.config.V)
+            add_vocabulary(writer, tokenizer, model.config.V, learned_chat=learned_chat)
             for tensor in tensors:
                 _add_info(writer, tensor)
             writer.write_header_to_file()

@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from niels_gpt.chat.formats import template_format
 from niels_gpt.export.chat_template import chat_template
 from niels_gpt.export.gguf_bpe import read_bpe
 from niels_gpt.export.pieces import pieces_of
@@ -34,15 +35,22 @@ END_BYTE = 0xFD
 llama-cpp-python ends every chat reply after one token."""
 
 
-def add_vocabulary(writer: GGUFWriter, tokenizer: AnyTokenizer, V: int) -> None:
-    """Add the vocabulary, the special ids and the chat template. Embedding rows above the vocabulary get no text."""
+def add_vocabulary(writer: GGUFWriter, tokenizer: AnyTokenizer, V: int, *, learned_chat: bool = False) -> None:
+    """Add the vocabulary, the special ids and the chat template. Embedding rows above the vocabulary get no text.
+
+    learned_chat: as for `hugging_face.write_hf`.
+    """
     from gguf import TokenType
 
     start, template = False, None
     if isinstance(tokenizer, ForeignTokenizer):
         tokens = _bpe_tokens(writer, tokenizer.files)
         start, template = bool(tokenizer.document_start), tokenizer.templates.get("default")
-        _add_special_ids(writer, tokenizer)
+        reply_end = None
+        if learned_chat:
+            chat = template_format(tokenizer)
+            template, reply_end = chat.template, chat.reply_ends[0]
+        _add_special_ids(writer, tokenizer, reply_end)
     else:
         template = chat_template(tokenizer)
         if isinstance(tokenizer, ByteTokenizer):
@@ -65,10 +73,11 @@ def add_vocabulary(writer: GGUFWriter, tokenizer: AnyTokenizer, V: int) -> None:
         writer.add_chat_template(template)
 
 
-def _add_special_ids(writer: GGUFWriter, tokenizer: AnyTokenizer) -> None:
+def _add_special_ids(writer: GGUFWriter, tokenizer: AnyTokenizer, reply_end: int | None = None) -> None:
+    """Add the ids that end a text (and a reply, if that is another one), start it, and pad it."""
     special = tokenizer.special_token_ids()
     writer.add_eos_token_id(special["eot"])
-    writer.add_eot_token_id(special["eot"])
+    writer.add_eot_token_id(special["eot"] if reply_end is None else reply_end)
     writer.add_bos_token_id(special.get("bos", special["eot"]))  # without it llama.cpp takes id 1 or 11
     writer.add_pad_token_id(special["eot"])
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from niels_gpt import __version__
+from niels_gpt.chat.formats import template_format
 from niels_gpt.config import ModelConfig
 from niels_gpt.export.chat_template import chat_template
 from niels_gpt.export.tokenizer_json import to_tokenizer_json
@@ -20,6 +21,7 @@ from niels_gpt.pretrained.public_base import PRIVATE_TEXT
 from niels_gpt.pretrained.safetensors_file import NamedTensor, write_safetensors
 from niels_gpt.system import files
 from niels_gpt.tokenizer import SPECIAL_TOKENS, AnyTokenizer, ByteTokenizer, ForeignTokenizer, Tokenizer
+from niels_gpt.tokenizer.foreign import GENERATION_FILE, TEMPLATE_FILE
 from niels_gpt.tokenizer.special import SPECIAL_NAMES
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -37,12 +39,19 @@ def is_export(folder: Path) -> bool:
 
 
 def write_hf(
-    model: GPT, tokenizer: AnyTokenizer, folder: Path, *, dtype: str = "fp32", private_text: bool = False
+    model: GPT,
+    tokenizer: AnyTokenizer,
+    folder: Path,
+    *,
+    dtype: str = "fp32",
+    private_text: bool = False,
+    learned_chat: bool = False,
 ) -> None:
     """Write all files but the model card into an existing folder.
 
-    dtype: one of DTYPES. private_text: what `PRIVATE_TEXT` tells whoever imports the folder. Raises ValueError for a
-    model that no family of transformers computes, or a tokenizer that tokenizer.json cannot represent.
+    dtype: one of DTYPES. private_text: what `PRIVATE_TEXT` tells whoever imports the folder. learned_chat: the model
+    learned conversations here, so that a tokenizer of others gets the chat format in which it learned them. Raises
+    ValueError for a model that no family of transformers computes, or a tokenizer that tokenizer.json cannot represent.
     """
     if dtype not in DTYPES:
         raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
@@ -54,6 +63,8 @@ def write_hf(
     if isinstance(tokenizer, ForeignTokenizer):
         for name, data in tokenizer.files.items():
             files.write_bytes(folder / name, data)
+        if learned_chat:
+            _write_chat_format(tokenizer, ids, folder)
     else:
         _write_tokenizer(tokenizer, model.config.T, folder)
     write_safetensors(folder / "model.safetensors", [*_tensors(model, family)], DTYPES[dtype])
@@ -63,6 +74,15 @@ def _special_ids(tokenizer: AnyTokenizer) -> dict[str, int | None]:
     """The ids that generation needs. Bytes have none: a reply ends with a line such as `user: `."""
     special = tokenizer.special_token_ids()
     return {"bos_token_id": special.get("bos"), "eos_token_id": special.get("eot"), "pad_token_id": special.get("eot")}
+
+
+def _write_chat_format(tokenizer: ForeignTokenizer, ids: dict[str, int | None], folder: Path) -> None:
+    """Write what ends a reply, and our template if the tokenizer has none."""
+    chat = template_format(tokenizer)
+    options = json.loads(tokenizer.files.get(GENERATION_FILE, b"{}"))
+    files.write_json(folder / GENERATION_FILE, ids | options | {"eos_token_id": list(chat.end_ids)})
+    if chat.is_default:
+        files.write_text(folder / TEMPLATE_FILE, chat.template)
 
 
 def hf_config(config: ModelConfig, family: Family, ids: dict[str, int | None], dtype: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from niels_gpt.memorization.audit import SAFE
 from niels_gpt.pretrained.families import family_of_config
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
-from niels_gpt.system.atomic_folder import atomic_folder
+from niels_gpt.system.atomic_folder import atomic_folder, check_atomic_folder
 from niels_gpt.tokenizer import ByteTokenizer, ForeignTokenizer
 
 MODELFILE = "Modelfile"
@@ -34,7 +34,7 @@ _CONTINUE = 'prompt = tokenizer("Once upon a time", return_tensors="pt")'
 
 def check_folder(out: Path, *, overwrite: bool) -> None:
     """Raise ValueError if an export cannot be written to a folder: it has other files, or is an earlier export."""
-    files.check_output_path(out, "--out", folder=True)
+    check_atomic_folder(out, "--out")
     if out.is_dir() and any(out.iterdir()):
         if not hugging_face.is_export(out):
             raise ValueError(f"{out} is not empty and is not an earlier export: choose another --out")
@@ -70,7 +70,14 @@ def export_hf(
     card = model_card(loaded, clearance, name=name, architecture=architecture, usage=usage)
     with atomic_folder(out) as folder:
         uncleared = clearance.judgment != SAFE
-        hugging_face.write_hf(loaded.model, loaded.tokenizer, folder, dtype=dtype, private_text=uncleared)
+        hugging_face.write_hf(
+            loaded.model,
+            loaded.tokenizer,
+            folder,
+            dtype=dtype,
+            private_text=uncleared,
+            learned_chat=_learned_chat(loaded),
+        )
         files.write_text(folder / "README.md", card)
     return architecture
 
@@ -78,11 +85,14 @@ def export_hf(
 def _is_chat_model(loaded: LoadedRun) -> bool:
     """Whether a model was trained on conversations, or was imported with a chat template."""
     config, tokenizer = loaded.config, loaded.tokenizer
-    if isinstance(tokenizer, ForeignTokenizer) and "default" in tokenizer.templates:
+    if _learned_chat(loaded) or (isinstance(tokenizer, ForeignTokenizer) and "default" in tokenizer.templates):
         return True
-    if config is None:
-        return False
-    return config.task == "sft" or (isinstance(tokenizer, ByteTokenizer) and "primer" in config.train.p_train)
+    return config is not None and isinstance(tokenizer, ByteTokenizer) and "primer" in config.train.p_train
+
+
+def _learned_chat(loaded: LoadedRun) -> bool:
+    """Whether a model was trained on a cache of conversations."""
+    return loaded.config is not None and loaded.config.task == "sft"
 
 
 def export_gguf(
@@ -96,10 +106,12 @@ def export_gguf(
     check_file(out, overwrite=overwrite, with_modelfile=with_modelfile)
     created = [parent for parent in out.absolute().parents if not parent.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
+    learned = _learned_chat(loaded)
     try:
-        gguf_file.write_gguf(loaded.model, loaded.tokenizer, out, kind=kind, name=out.stem)
+        gguf_file.write_gguf(loaded.model, loaded.tokenizer, out, kind=kind, name=out.stem, learned_chat=learned)
     finally:
         files.remove_empty(created)  # those that a failed write leaves
     if with_modelfile:
-        files.write_text(out.parent / MODELFILE, modelfile(out.name, loaded.tokenizer, loaded.model.config.T))
+        text = modelfile(out.name, loaded.tokenizer, loaded.model.config.T, learned_chat=learned)
+        files.write_text(out.parent / MODELFILE, text)
     return gguf_file.architecture_of(loaded.model.config)

@@ -37,10 +37,8 @@ class Family:
     computed: str = ""
     """Pattern of the names of tensors that files may have and that are computed here."""
 
-    def is_computed(self, name: str, config: ModelConfig) -> bool:
+    def is_computed(self, name: str) -> bool:
         """Whether a surplus tensor of a file is one that we do not need."""
-        if config.tie_embeddings and name in ("lm_head.weight", "embed_out.weight"):
-            return True
         return bool(self.computed) and re.search(self.computed, name) is not None
 
 
@@ -74,7 +72,8 @@ class _Reader:
         value = self._options.get(name)
         return default if value is None else value
 
-    def number(self, name: str, default: float) -> float:
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number. Without a default, it must be there."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{name} in config.json must be a number, got {value!r}")
@@ -112,9 +111,14 @@ class _Reader:
             )
 
     def rope(
-        self, *, theta: str = "rope_theta", rotated: str = "partial_rotary_factor", rotated_default: float = 1.0
+        self,
+        *,
+        theta: str = "rope_theta",
+        theta_default: float = 10000.0,
+        rotated: str = "partial_rotary_factor",
+        rotated_default: float = 1.0,
     ) -> dict[str, Any]:
-        """Our options of RoPE: theta, and Llama 3's scaling.
+        """Our options of RoPE: theta, and Llama 3's scaling. `rope_scaling` counts before `rope_parameters`.
 
         theta, rotated: the family's own names of the base and of the rotated part of a head.
         """
@@ -123,20 +127,20 @@ class _Reader:
             "rope_theta": self.get("rope_theta", self.get(theta, None)),
             "partial_rotary_factor": self.get("partial_rotary_factor", self.get(rotated, rotated_default)),
         }
-        nested = _Reader({**options, **(self.table("rope_parameters") or self.table("rope_scaling"))})
+        nested = _Reader({**options, **(self.table("rope_scaling") or self.table("rope_parameters"))})
         kind = nested.get("rope_type", nested.get("type", "default"))
         if kind not in ("default", "llama3"):
             self.refuse(f"rope scaling of type {_short(repr(kind))}", "'default' or 'llama3'")
         part = nested.get("partial_rotary_factor", 1.0)
         if part != 1.0:
             self.refuse(f"{rotated}={_short(part)}", "1.0")
-        ours: dict[str, Any] = {"rope_theta": nested.number("rope_theta", 10000.0)}
+        ours: dict[str, Any] = {"rope_theta": nested.number("rope_theta", theta_default)}
         if kind == "llama3":
             context = nested.get("original_max_position_embeddings", self.get("max_position_embeddings", 0))
             ours |= {
-                "rope_scale": nested.number("factor", 1.0),
-                "rope_low": nested.number("low_freq_factor", 1.0),
-                "rope_high": nested.number("high_freq_factor", 4.0),
+                "rope_scale": nested.number("factor"),
+                "rope_low": nested.number("low_freq_factor"),
+                "rope_high": nested.number("high_freq_factor"),
                 "rope_context": context,
             }
         return ours
@@ -182,6 +186,12 @@ SIZES = {
 GPT2_SIZES = {"T": "n_positions", "C": "n_embd", "L": "n_layer", "H": "n_head"}
 
 
+WINDOWS = {"mistral": 4096, "smollm3": None}
+"""model_type -> sliding_window of a config.json that does not have it."""
+NO_ROPE_INTERVAL = 4
+"""SmolLM3 without a list of its layers: every 4th has no RoPE."""
+
+
 # --- Llama, Qwen2, Qwen3 --------------------------------------------------------------------------------
 
 
@@ -193,15 +203,19 @@ def _read_llama(options: Options) -> ModelConfig:
     read.require("mlp_bias", False, default=False)
     read.require("use_sliding_window", False, default=False)
     if kind in ("mistral", "smollm3"):
-        T, window = read.size("max_position_embeddings"), read.get("sliding_window", None)
-        if window is not None and read.size("sliding_window") < T:
+        T, window = read.size("max_position_embeddings"), options.get("sliding_window", WINDOWS[kind])
+        if window is not None and _Reader({"sliding_window": window}).size("sliding_window") < T:
             read.refuse(f"sliding_window={window}", "null")
     layers = [layer for layer in read.items("layer_types") if layer != "full_attention"]
     if layers:
         read.refuse(f"layer_types with {_short(repr(layers[0]))}", "'full_attention'")
     if not all(read.items("no_rope_layers")):
         read.refuse("no_rope_layers with layers without RoPE", "RoPE in every layer")
-    rope = read.rope()
+    elif kind == "smollm3" and not read.items("no_rope_layers"):
+        interval = read.size("no_rope_layer_interval") if "no_rope_layer_interval" in options else NO_ROPE_INTERVAL
+        if interval <= read.size("num_hidden_layers"):
+            read.refuse(f"no_rope_layer_interval={interval}", "no_rope_layers with RoPE in every layer")
+    rope = read.rope(theta_default=2_000_000.0) if kind == "smollm3" else read.rope()
     read.check()
     return ModelConfig(
         **read.sizes(SIZES),
@@ -428,6 +442,10 @@ def family_of_config(config: ModelConfig) -> Family:
     if config.norm == "rmsnorm" and config.mlp == "swiglu" and rope:
         if config.qkv_bias and config.qk_norm:
             raise ValueError("qkv_bias and qk_norm together: no family has both, Qwen2 has biases and Qwen3 head norms")
+        if not config.qkv_bias and not config.qk_norm and config.C % config.H:
+            raise ValueError(
+                f"model.C={config.C} is no multiple of model.H={config.H}, which transformers needs of a Llama"
+            )
         return QWEN2 if config.qkv_bias else QWEN3 if config.qk_norm else LLAMA
     if config.norm == "layernorm" and config.mlp == "gelu":
         wrong = [name for name in ("n_kv_heads", "head_dim", "qkv_bias", "qk_norm") if getattr(config, name)]

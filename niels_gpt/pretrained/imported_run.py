@@ -19,7 +19,7 @@ from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import list_runs
 from niels_gpt.runs.source import read_source
 from niels_gpt.system import files
-from niels_gpt.system.atomic_folder import atomic_folder
+from niels_gpt.system.atomic_folder import atomic_folder, check_atomic_folder
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer
@@ -64,7 +64,7 @@ def import_model(
     """
     if run.exists or run.orphan() is not None:
         raise ValueError(f"{run.path} already holds a run: choose another --run-dir")
-    files.check_output_path(run.path, "--run-dir", folder=True)
+    check_atomic_folder(run.path, "--run-dir")
     if run.path.is_dir() and any(run.path.iterdir()):
         raise ValueError(f"{run.path} is not empty: choose another --run-dir")
     opened = open_folder(find_folder(name, revision=revision))

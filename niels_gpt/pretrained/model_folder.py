@@ -16,6 +16,10 @@ from niels_gpt.pretrained.families import Family, family_of_options
 from niels_gpt.pretrained.layouts import Placed, Same
 from niels_gpt.pretrained.safetensors_file import StoredTensor, read_header
 
+HEADS = ("lm_head.weight", "embed_out.weight")
+"""Names of the output head."""
+HEAD_ROWS = 4096
+"""Rows of a head that are compared at a time."""
 MOST_NAMED = 8
 """Tensors of each kind that an error names."""
 
@@ -44,7 +48,8 @@ class ModelFolder:
         """Our state dict, in `dtype` (default: that of the weights), read one tensor at a time.
 
         on_bytes: called with the number of bytes of each tensor that has been read.
-        Raises ValueError for a bias that is not zero, and for numbers that are not finite.
+        Raises ValueError for a bias that is not zero, a tied head that is not the embedding, and for numbers that are
+        not finite.
         """
         damaged: list[str] = []
         dtype = dtype or self.dtype
@@ -53,7 +58,9 @@ class ModelFolder:
         # All are allocated before the first temporary tensor: those between them would leave gaps in the heap.
         state = {name: torch.empty(shape, dtype=dtype) for name, shape in shapes.items() if name not in tied}
         for placed, stored in self.tensors:
-            if placed.ours is None:
+            if placed.ours in tied:
+                self._check_tied(placed.name, stored, state["tok_emb.weight"])
+            elif placed.ours is None:
                 if stored.read().any():
                     raise ValueError(
                         f"{self.path} has a bias that is not zero ({placed.name}): models of type "
@@ -75,6 +82,15 @@ class ModelFolder:
                 "it again or use another copy"
             )
         return {name: state["tok_emb.weight" if name in tied else name] for name in shapes}
+
+    def _check_tied(self, name: str, head: StoredTensor, embedding: torch.Tensor) -> None:
+        """Raise ValueError unless a stored head equals the embedding that it is tied to; read in groups of rows."""
+        for rows, expected in zip(head.split(HEAD_ROWS), embedding.split(HEAD_ROWS), strict=True):
+            if not torch.equal(rows.read().to(expected.dtype), expected):
+                raise ValueError(
+                    f"{self.path} has a {name} that differs from its embedding, but tie_word_embeddings is true: if "
+                    "the model was trained with this head, set tie_word_embeddings to false in config.json"
+                )
 
 
 def open_folder(path: Path) -> ModelFolder:
@@ -109,9 +125,14 @@ def _read_json(file: Path, folder: Path) -> dict[str, Any]:
 
 
 def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of model.safetensors, or of the files that its index names."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    """The tensors of model.safetensors, else of the files that the index names, else of all files.
+
+    transformers chooses in this order, too. A repository may have the same weights in further files.
+    """
+    one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if one.is_file():
+        paths = [one]
+    elif index.is_file():
         named = _read_json(index, folder).get("weight_map")
         if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named.values()):
             raise ValueError(f"{index} is damaged: it has no weight_map; download it again")
@@ -146,8 +167,7 @@ def _match(
 ) -> tuple[tuple[Placed, StoredTensor], ...]:
     """The tensors of the family with those of the files. Raises ValueError that lists everything that does not fit."""
     if not any(name.startswith(family.prefix) for name in stored):  # a base model, saved without its head
-        heads = ("lm_head.weight", "embed_out.weight")
-        stored = {name if name in heads else family.prefix + name: tensor for name, tensor in stored.items()}
+        stored = {name if name in HEADS else family.prefix + name: tensor for name, tensor in stored.items()}
     if len(stored) < config.L:  # the names of so many layers might not fit into memory
         raise ValueError(
             f"the config.json of {folder} ({family.model_type}) has {config.L:,} layers, but the files only "
@@ -157,7 +177,9 @@ def _match(
     missing: list[str] = []
     wrong: list[str] = []
     integers: list[str] = []
-    for placed in family.tensors(config):
+    tied_heads = [name for name in HEADS if config.tie_embeddings and name in stored]  # must equal the embedding
+    heads = [Placed(name, (config.V, config.C), "lm_head.weight") for name in tied_heads]
+    for placed in (*family.tensors(config), *heads):
         tensor = stored.pop(placed.name, None)
         if tensor is None:
             if placed.ours is not None:
@@ -171,7 +193,7 @@ def _match(
     surplus = []
     for name, tensor in stored.items():
         weight = name.removesuffix("bias") + "weight"
-        if family.is_computed(name, config):
+        if family.is_computed(name):
             continue
         floats = tensor.dtype.is_floating_point
         if name.endswith(".bias") and floats and any(placed.name == weight for placed, _ in found):

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +45,14 @@ class StoredTensor:
     def nbytes(self) -> int:
         """Its size in the file."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    def split(self, rows: int) -> list[StoredTensor]:
+        """The tensor as tensors of at most so many rows, as torch.split divides it."""
+        row = self.nbytes // max(self.shape[0], 1)
+        return [
+            replace(self, shape=(min(rows, self.shape[0] - first), *self.shape[1:]), start=self.start + first * row)
+            for first in range(0, self.shape[0], rows)
+        ]
 
     def read(self) -> torch.Tensor:
         """The tensor. Raises OSError if the file has become shorter."""

@@ -16,15 +16,34 @@ _counter = itertools.count()
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.\d+\.(?P<kind>new|old)")
 
 
+def check_atomic_folder(path: Path, option: str) -> None:
+    """Raise ValueError if no folder can appear at `path` by a rename. Call it before long work that writes there.
+
+    `option` is the command-line option that holds the path; the error names it.
+    """
+    files.check_output_path(path, option, folder=True)
+    target = path.resolve()
+    if target.is_mount():
+        raise ValueError(
+            f"{path} is a mount point; the final rename would cross file systems. "
+            f"Use a sub-folder for {option}, such as {path / 'model'}"
+        )
+    if Path.cwd().is_relative_to(target):
+        raise ValueError(
+            f"{option} {path} is the current folder, or contains it, and a new folder would replace it: "
+            f"use a sub-folder, such as {path / 'model'}"
+        )
+
+
 @contextlib.contextmanager
 def atomic_folder(path: str | Path) -> Iterator[Path]:
     """Yield an empty folder that appears at `path` when the block succeeds, and not at all when it fails.
 
     It is built beside `path` under a hidden name, flushed to disk and renamed. A folder at `path` is replaced as a
-    whole. A kill between the two renames leaves both under hidden names; the next call for this path restores the old
-    one. Raises OSError that names the path; the previous folder, if any, is then intact.
+    whole; a symbolic link is followed. A kill between the two renames leaves both under hidden names; the next call for
+    this path restores the old one. Raises OSError that names the path; the previous folder, if any, is then intact.
     """
-    path = Path(path).absolute()
+    path = Path(path).resolve()
     new = _hidden(path, "new")
     created = [parent for parent in path.parents if not parent.exists()]
     try:

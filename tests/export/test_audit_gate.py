@@ -144,6 +144,10 @@ def test_refusals(tmp_path):
     reason, remedy = refusal(unknown, tmp_path)
     assert str(tmp_path) in reason and "roam" in reason and "--audit" in remedy and "--anyway" in remedy
     assert audit_gate.needs_audit(unknown) and unknown.judgment == NOT_JUDGED
+    imported = Clearance(["mine"], None, base="mine", trained=False)  # has no text of its own: --audit would fail
+    assert not audit_gate.needs_audit(imported) and imported.judgment == NOT_JUDGED
+    remedy = refusal(imported, tmp_path).remedy
+    assert "--audit" not in remedy and "niels-gpt audit" not in remedy and "--anyway" in remedy
     for verdict, expected in ((SAFE, None), (NOT_JUDGED, "a part"), (NOT_SAFE, "3 passages of 2 documents")):
         audited = Clearance(["roam"], verdict_of(loaded, verdict))
         found = refusal(audited, tmp_path)

@@ -83,10 +83,11 @@ def test_other_types(tmp_path, dtype, expected):
         ({"norm": "rmsnorm", "mlp": "gelu"}, "rmsnorm.*gelu"),
         ({"norm": "rmsnorm", "mlp": "swiglu", "positions": "learned"}, "learned"),
         ({"n_kv_heads": 1}, "n_kv_heads"),
+        ({"norm": "rmsnorm", "mlp": "swiglu", "H": 3, "head_dim": 8}, r"model\.C=16.*model\.H=3"),  # Llama refuses it
     ],
 )
 def test_models_that_no_family_computes_are_refused_by_name(tmp_path, options, named):
-    model = GPT(ModelConfig(T=16, C=16, L=1, H=2, **options))
+    model = GPT(ModelConfig(**{"T": 16, "C": 16, "L": 1, "H": 2} | options))
     with pytest.raises(ValueError, match=named):
         write_hf(model, ByteTokenizer(), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -44,6 +44,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {**SMALL, **HEADS, "sliding_window": None}),
     "qwen2": ("Qwen2", {**SMALL, **HEADS, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {**SMALL, **HEADS, "head_dim": 24, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3", {**SMALL, **HEADS, "no_rope_layers": [1, 1], "pad_token_id": None}),
     "gpt_neox": ("GPTNeoX", NEOX),
     "gpt2": ("GPT2", GPT2),
 }

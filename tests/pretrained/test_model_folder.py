@@ -73,6 +73,15 @@ def test_shards_are_read_like_one_file(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*(state.values() for state in states), strict=True))
 
 
+def test_model_safetensors_counts_before_other_files(tmp_path: Path) -> None:
+    """Some repositories have consolidated.safetensors, or an index of shards, beside it."""
+    expected = open_folder(save(random_model("smollm2"), tmp_path)).read_state()
+    safetensors.torch.save_file({"layers.0.attention.wq.weight": torch.ones(2)}, tmp_path / "consolidated.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    found = open_folder(tmp_path).read_state()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_keep_their_type(dtype: torch.dtype, tmp_path: Path) -> None:
     opened = open_folder(save(random_model("tinyllama").to(dtype), tmp_path))
@@ -84,6 +93,40 @@ def test_weights_keep_their_type(dtype: torch.dtype, tmp_path: Path) -> None:
 def test_a_tied_head_is_one_tensor(tmp_path: Path) -> None:
     state = open_folder(save(random_model("smollm2"), tmp_path)).read_state()
     assert state["lm_head.weight"].data_ptr() == state["tok_emb.weight"].data_ptr()
+
+
+def test_a_head_that_is_stored_beside_its_embedding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("niels_gpt.pretrained.model_folder.HEAD_ROWS", 128)  # several groups of rows
+    file = save(random_model("smollm2"), tmp_path) / "model.safetensors"
+    stored = safetensors.torch.load_file(file)
+    head = stored["model.embed_tokens.weight"].clone()
+    safetensors.torch.save_file(stored | {"lm_head.weight": head}, file)
+    assert torch.equal(open_folder(tmp_path).read_state()["lm_head.weight"], head)
+    head[-1, -1] += 1
+    safetensors.torch.save_file(stored | {"lm_head.weight": head}, file)
+    with pytest.raises(ValueError, match=r"lm_head\.weight.*tie_word_embeddings"):  # transformers 5 does not tie them
+        open_folder(tmp_path).read_state()
+    safetensors.torch.save_file(stored | {"lm_head.weight": head[1:]}, file)
+    with pytest.raises(ValueError, match=r"lm_head\.weight is 299 x"):
+        open_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["smollm3", "mistral"])
+def test_options_that_are_not_there_have_the_defaults_of_the_family(name: str, tmp_path: Path) -> None:
+    """A config.json without theta or a window."""
+    theirs = random_model(name)
+    save(theirs, tmp_path)
+    change_config(tmp_path, rope_parameters=None)
+    config = open_folder(tmp_path).config
+    assert config.rope_theta == theirs.config.default_theta
+    options = json.loads((tmp_path / "config.json").read_text())
+    options.pop("sliding_window")
+    (tmp_path / "config.json").write_text(json.dumps(options | {"max_position_embeddings": 5000}))
+    if name == "mistral":
+        with pytest.raises(ValueError, match=f"sliding_window={type(theirs.config)().sliding_window} "):
+            open_folder(tmp_path)
+    else:
+        assert open_folder(tmp_path).config.T == 5000
 
 
 def test_a_base_model_without_its_prefix(tmp_path: Path) -> None:
@@ -108,6 +151,9 @@ def test_a_base_model_without_its_prefix(tmp_path: Path) -> None:
         ("tinyllama", {"hidden_act": "gelu"}, "hidden_act=gelu"),
         ("tinyllama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, "'yarn'"),
         ("tinyllama", {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None}, "'linear'"),
+        ("tinyllama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),  # beside rope_parameters
+        ("llama3", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 4.0}}, "low_freq_fac"),
+        ("llama3", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "factor"),
         ("tinyllama", {"hidden_size": None}, "hidden_size"),
         ("tinyllama", {"num_hidden_layers": 10**12}, "layers"),
         ("tinyllama", {"layer_types": 1}, "layer_types"),
@@ -119,6 +165,7 @@ def test_a_base_model_without_its_prefix(tmp_path: Path) -> None:
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "'sliding_attention'"),
         ("tinyllama", {"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 2}, "no_rope_layer_interval=2"),
         ("gpt_neox", {"use_parallel_residual": True}, "use_parallel_residual=True"),
         ("gpt_neox", {"rope_parameters": {"partial_rotary_factor": 0.25, "rope_type": "default"}}, "rotary_pct"),
         ("gpt2", {"activation_function": "gelu_new"}, "activation_function=gelu_new"),
@@ -229,6 +276,7 @@ def test_entries_that_do_not_describe_weights(name: str, changes: dict[str, Any]
 
 
 def test_an_index_cannot_reach_outside_the_folder(llama: Path) -> None:
+    (llama / "model.safetensors").rename(llama / "model-00001-of-00001.safetensors")
     index = {"weight_map": {"model.norm.weight": "../secret.safetensors"}}
     (llama / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match="outside"):

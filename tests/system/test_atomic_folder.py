@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from niels_gpt.system.atomic_folder import atomic_folder
+from niels_gpt.system.atomic_folder import atomic_folder, check_atomic_folder
 from tests.faults import killed_at
 
 
@@ -28,6 +28,29 @@ def test_a_folder_is_written_and_replaced(tmp_path):
     assert texts(path) == ["a"] * 3
     write(path, "b", number=1)
     assert texts(path) == ["b"] and [entry.name for entry in path.parent.iterdir()] == ["out"]
+
+
+def test_a_symbolic_link_is_followed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "out"
+    link.symlink_to("elsewhere")
+    for text in ("a", "b"):
+        write(link, text)
+        assert link.is_symlink() and texts(tmp_path / "elsewhere") == [text] * 3
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["elsewhere", "out"]
+
+
+def test_folders_that_cannot_be_replaced(tmp_path, monkeypatch):
+    """A rename would leave a shell in a folder that no longer exists, and cannot replace a mount point."""
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    for path in (Path(), Path(".."), tmp_path / "inner"):
+        with pytest.raises(ValueError, match=r"--out.*sub-folder"):
+            check_atomic_folder(path, "--out")
+    check_atomic_folder(Path("new"), "--out")
+    monkeypatch.setattr(Path, "is_mount", lambda self: self.name == "disk")
+    with pytest.raises(ValueError, match=r"disk is a mount point.*--out"):
+        check_atomic_folder(Path("disk"), "--out")
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), ValueError("bad"), KeyboardInterrupt()])

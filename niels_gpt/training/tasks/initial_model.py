@@ -17,15 +17,14 @@ def with_initial_model(config: RunConfig, notes: list[str] | None = None) -> Run
 
     V, T and dropout may be set beside init_from: they are no part of the architecture. V is the one found there, since
     an embedding may have more rows than the tokenizer has ids. `notes`: a line is appended if a model was found.
-    Raises ValueError or OSError if init_from cannot be read.
+    Raises ValueError or OSError if init_from cannot be read, or does not have what `train.lora` names.
     """
     if not config.init_from:
         return config
     if not is_public(config.init_from):  # of a run, its checkpoint
         config = dataclasses.replace(config, init_from=str(initial_path(config.init_from)))
-    free = {"V": 0, "T": 0, "dropout": 0.0}
     default, ours, theirs = ModelConfig(), config.model, initial_model(config.init_from)
-    if _without(ours, free) != _without(default, free):
+    if not config.takes_initial_model:
         return config
     T = ours.T if ours.T != default.T else min(theirs.T, MOST_CONTEXT)
     if theirs.positions == "learned":
@@ -34,8 +33,7 @@ def with_initial_model(config: RunConfig, notes: list[str] | None = None) -> Run
     if notes is not None and (ours, theirs) != (default, default):
         size = f"C={theirs.C}, L={theirs.L}, H={theirs.H}, V={theirs.V}"
         notes.append(f"the model is that of init_from ({size}), with a context of {T} (model.T)")
-    return dataclasses.replace(config, model=dataclasses.replace(theirs, T=T, dropout=dropout))
-
-
-def _without(model: ModelConfig, names: dict[str, float]) -> dict[str, object]:
-    return {key: value for key, value in dataclasses.asdict(model).items() if key not in names}
+    found = dataclasses.replace(config, model=dataclasses.replace(theirs, T=T, dropout=dropout))
+    if found.train.lora.rank:
+        found.check_adapters()
+    return found
