@@ -29,15 +29,21 @@ def template_format(tokenizer: ForeignTokenizer) -> TemplateFormat:
     return found
 
 
+def why_it_cannot_chat(tokenizer: AnyTokenizer) -> str:
+    """Return why the chat format of a tokenizer makes no prompt of a message; empty if it does."""
+    try:
+        fitted = chat_format(tokenizer).fit([{"role": "user", "content": "Hello."}], limit=1_000_000)
+    except ValueError as err:
+        return str(err)
+    return "" if fitted.ids else "its chat template renders nothing"
+
+
 def chat_problem(tokenizer: AnyTokenizer) -> str:
     """Return why a model with this tokenizer cannot chat, or cannot learn conversations; empty if it can do both."""
-    found = chat_format(tokenizer)
+    if reason := why_it_cannot_chat(tokenizer):
+        return f"it cannot chat: {reason}"
     try:
-        found.fit([{"role": "user", "content": "Hello."}], limit=1_000_000)
-    except ValueError as err:
-        return f"it cannot chat: {err}"
-    try:
-        assert found.reply_start
+        assert chat_format(tokenizer).reply_start
     except ValueError as err:
         return f"it can chat, but not learn conversations: {err}"
     return ""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from niels_gpt.chat.formats import chat_problem
+from niels_gpt.chat.formats import chat_problem, why_it_cannot_chat
 from niels_gpt.config import ModelConfig
 from niels_gpt.model.sizes import number_of_weights
 from niels_gpt.pretrained.find_model import find_folder
@@ -122,6 +122,8 @@ def describe(imported: Imported) -> list[str]:
         lines.append(imported.tokenizer.loss_notice)
     if imported.tokenizer is not None and (problem := chat_problem(imported.tokenizer)):
         lines.append(f"warning: {problem}")
+        if why_it_cannot_chat(imported.tokenizer):
+            next_command = command("generate", imported.run.path, "The ")
     if imported.earlier:
         lines.append(f"a model of this name was imported before: {', '.join(map(str, imported.earlier))}")
     return [*lines, f"run folder: {imported.run.path}", f"next: {next_command}"]

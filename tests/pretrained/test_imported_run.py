@@ -319,8 +319,11 @@ def test_the_help_names_all_families(capsys: Any) -> None:
 
 
 def test_a_chat_template_that_fails_is_named_at_the_import(folder: Path, tmp_path: Path) -> None:
-    (folder / "chat_template.jinja").write_text("{{ ''.__class__.__mro__ }}")
-    imported = import_model(str(folder), RunFolder(tmp_path / "run"))
-    assert any("cannot chat" in line and "template" in line for line in describe(imported))
+    for number, template in enumerate(("{{ ''.__class__.__mro__ }}", "{# nothing #}")):
+        (folder / "chat_template.jinja").write_text(template)
+        lines = describe(import_model(str(folder), RunFolder(tmp_path / str(number))))
+        assert any("cannot chat" in line and "template" in line for line in lines)
+        assert f"generate {tmp_path / str(number)}" in lines[-1]
     (folder / "chat_template.jinja").unlink()
-    assert not any("cannot" in line for line in describe(import_model(str(folder), RunFolder(tmp_path / "other"))))
+    lines = describe(import_model(str(folder), RunFolder(tmp_path / "other")))
+    assert not any("cannot" in line for line in lines) and f"chat {tmp_path / 'other'}" in lines[-1]
