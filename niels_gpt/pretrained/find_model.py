@@ -16,6 +16,8 @@ WANTED = [
     "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "README.md",
 ]  # fmt: skip
 """What is downloaded of a repository: weights as safetensors, tokenizer, options. No pickles and no code."""
+COPIES = ["*/*", "consolidated*"]
+"""What is not: sub-folders, and the same weights under other names."""
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -65,7 +67,10 @@ def _download(name: str, revision: str | None) -> Path:
     )
 
     try:
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=WANTED))
+        folder = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=WANTED, ignore_patterns=COPIES
+        )
+        return Path(folder)
     except GatedRepoError:
         raise ValueError(f"{name} is gated: accept its terms on its page, and log in with `hf auth login`") from None
     except RepositoryNotFoundError:

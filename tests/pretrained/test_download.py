@@ -30,11 +30,12 @@ def client(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """A repository in two shards, with a pickle and code, which nothing may load."""
+    """A repository in two shards, with a pickle and code, which nothing may load, and with copies of its weights."""
     folder = save(random_model("smollm2"), tmp_path_factory.mktemp("model"), max_shard_size="150KB")
     made = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert sum(name.endswith(".safetensors") for name in made) > 1
-    return made | {"pytorch_model.bin": b"a pickle", "modeling_custom.py": b"raise SystemExit"}
+    copies = dict.fromkeys(("consolidated.safetensors", "fp16/model.safetensors"), b"a copy")
+    return made | {"pytorch_model.bin": b"a pickle", "modeling_custom.py": b"raise SystemExit"} | copies
 
 
 def test_a_repository_is_downloaded_once_without_pickles_and_code(
@@ -46,7 +47,8 @@ def test_a_repository_is_downloaded_once_without_pickles_and_code(
         done = client.run("import", "hf", NAME, "--run-dir", f"run{number}")
         assert done.status == 0, done.stderr
         fetched = [request for request in hub.requests if request.startswith("GET") and "/resolve/" in request]
-        assert not any("pytorch_model.bin" in request or ".py" in request for request in fetched)
+        unwanted = ("pytorch_model.bin", ".py", "consolidated", "fp16/")
+        assert not any(name in request for request in fetched for name in unwanted)
         assert bool(fetched) == (number == 1)
     ids = torch.randint(300, (1, 20))
     with torch.no_grad():
