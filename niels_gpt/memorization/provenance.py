@@ -44,6 +44,8 @@ USUAL = 0.95
 """A text recites if it overlaps more than this share of held-out passages of its length."""
 COPY = 200
 """So many characters in a row, about 50 tokens, are a copy and no coincidence: held-out text too can contain one."""
+_VERSION = "2"
+"""Changes if `_profiles` measures something else."""
 
 
 class Span(NamedTuple):
@@ -64,7 +66,7 @@ class Usual(NamedTuple):
     passages: int
     """Number of passages, each as long as the text that they are compared with."""
     copies: int
-    """Held-out passages that were left out, because COPY characters of them are in the training text."""
+    """Held-out passages that were left out, because they or COPY characters of them are in the training text."""
     share: float
     """Median of the share of covered characters."""
     high_share: float
@@ -222,7 +224,7 @@ def _open_or_build(
 
 def _profiles(indexes: list[TextIndex], progress: Progress) -> list[Profile]:
     """Overlaps of the held-out passages of all sources; measured once for a set of indexes, and kept beside them."""
-    key = files.sha256_bytes("".join(sorted(index.key for index in indexes)).encode("ascii"))[:16]
+    key = files.sha256_bytes("".join([_VERSION, *sorted(index.key for index in indexes)]).encode("ascii"))[:16]
     path = indexes[0].folder / f"usual-{key}.json"
     try:
         kept = read_checked_json(path)["profiles"]
@@ -237,7 +239,7 @@ def _profiles(indexes: list[TextIndex], progress: Progress) -> list[Profile]:
         for index in indexes:
             for passage in index.held_out:
                 starting = _longest_from(_matches(indexes, passage, SHORTEST), len(passage))
-                if starting.max() < COPY:
+                if starting.max() < min(COPY, len(passage)):  # replies of held-out dialogues can be copies as a whole
                     lengths.setdefault(index.source, []).extend(starting.tolist())
                 else:
                     copies[index.source] += 1

@@ -171,6 +171,15 @@ def test_held_out_copies_of_training_text_are_left_out():
     assert opened([*notes, "more"], held_out=notes).profiles == []
 
 
+def test_held_out_replies_that_are_training_text_as_a_whole_are_left_out():
+    """Of dialogues about notes, held-out ones have answers that others have, too: they are no control."""
+    answers = sentences(1, 8)
+    found = opened([f"asked: {answer}" for answer in answers], held_out=[*answers[:6], *sentences(2, 3), "short"])
+    (profile,) = found.profiles
+    assert profile.copies == 6 and len(profile.lengths) == 3 * 60 + 5
+    assert find_overlaps(found, answers[7]).recites is True
+
+
 def test_without_held_out_text_every_overlap_counts():
     overlaps = find_overlaps(opened(sentences(1, 5)), f"{sentences(2, 1)[0]}{sentences(1, 1)[0][:40]}")
     assert (overlaps.usual, overlaps.recites) == ([], True)
