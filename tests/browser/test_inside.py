@@ -11,7 +11,7 @@ from tests.browser.test_chat import chat_with, finished, say
 
 def replied(it, model="sft", seed=9, max_tokens=16):
     page = it.open()
-    chat_with(page, model, max_tokens=max_tokens, seed=seed)
+    chat_with(page, model, temperature=0.9, max_tokens=max_tokens, seed=seed)
     say(page, "look")
     return page, finished(page)
 
