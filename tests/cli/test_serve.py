@@ -75,11 +75,13 @@ def test_the_same_seed_gives_the_text_of_generate(checkpoint, capsys):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_shutdown_lets_streams_end(checkpoint, number):
     with Process(checkpoint) as server:
-        stream = server.client.completions.create(**{**LONG, "max_tokens": 1500}, stream=True)
+        stream = server.client.completions.create(**LONG, stream=True)
         chunks = [next(stream)]
         server.process.send_signal(number)
         deadline = time.monotonic() + 10
-        while (response := httpx.post(f"{server.url}/completions", json=LONG)).status_code != 503:
+        # One token each: a long request that is still taken would outlast the stream, and the server with it.
+        one_token = {**LONG, "max_tokens": 1}
+        while (response := httpx.post(f"{server.url}/completions", json=one_token)).status_code != 503:
             assert time.monotonic() < deadline
         assert response.json()["error"]["code"] == "shutting_down" and "retry-after" in response.headers
         chunks += list(stream)
