@@ -85,19 +85,22 @@ def choose_topics(notes: Sequence[tuple[str, Sequence[NoteTopic]]], most: int) -
     """Return the first topic of each note, then the second, and so on, up to `most`; the last ones evenly chosen.
 
     notes: (title, topics) of each note. A name that several notes have, such as "introduction", is asked about with
-    the title: "introduction of ferns".
+    the title: "introduction of ferns". People seldom ask so, hence such topics come after all others.
     """
     count = Counter(topic.name for _, topics in notes for topic in topics)
+    own, with_title = list[list[NoteTopic]](), list[list[NoteTopic]]()
+    for title, topics in notes:
+        known = [topic for topic in topics if count[topic.name] == 1 or topic.name == title.lower()]
+        own.append(known)
+        with_title.append(
+            [topic._replace(name=f"{topic.name} of {title.lower()}") for topic in topics if topic not in known]
+        )
     chosen: dict[str, NoteTopic] = {}
-    for row in itertools.zip_longest(*(topics for _, topics in notes)):
+    for row in (*itertools.zip_longest(*own), *itertools.zip_longest(*with_title)):
         found: dict[str, NoteTopic] = {}
-        for (title, _), topic in zip(notes, row, strict=True):
-            if topic is None:
-                continue
-            known = count[topic.name] == 1 or topic.name == title.lower()
-            name = topic.name if known else f"{topic.name} of {title.lower()}"
-            if _is_name(name) and name not in chosen and name not in found:
-                found[name] = topic._replace(name=name)
+        for topic in row:
+            if topic is not None and _is_name(topic.name) and topic.name not in chosen:
+                found.setdefault(topic.name, topic)
         left = min(most - len(chosen), len(found))
         names = list(found)
         for name in (names[i * len(names) // left] for i in range(left)):  # the first notes are not preferred

@@ -198,6 +198,16 @@ def test_names_that_several_notes_have_get_the_title() -> None:
     }
 
 
+def test_names_that_several_notes_have_come_last() -> None:
+    notes = [
+        ("Monday", topics_named("done", "ferns")),
+        ("Tuesday", topics_named("done")),
+        ("Moss", topics_named("moss", "light")),
+    ]
+    names = [topic.name for topic in choose_topics(notes, 10)]
+    assert names == ["ferns", "moss", "light", "done of monday", "done of tuesday"]
+
+
 def test_a_link_over_two_lines() -> None:
     assert answers("# Ferns\n[The green\nfern](https://example.org/a) grows in the\nshade.") == [
         "The green fern grows in the shade."
