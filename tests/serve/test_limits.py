@@ -43,6 +43,10 @@ def engine_of(server):
     return server.app.state.models["cycle"].worker.engine
 
 
+def connection_to(server):
+    return socket.create_connection(("127.0.0.1", httpx.URL(server.url).port), timeout=60)
+
+
 def raw_request(server, body, *, path="/v1/completions", receive_buffer=None):
     """Return a socket on which a request was sent."""
     data = json.dumps(body).encode()
@@ -186,26 +190,24 @@ def test_streams_that_take_too_long(monkeypatch):
 
 
 def test_bodies_that_never_end():
-    with small_server(body_seconds=0.3) as server:
-        with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port), timeout=60) as sock:
-            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
-            assert sock.recv(100).startswith(b"HTTP/1.1 408")
+    with small_server(body_seconds=0.3) as server, connection_to(server) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
+        assert sock.recv(100).startswith(b"HTTP/1.1 408")
 
 
 @pytest.mark.parametrize("start", [b"", b"POST /v1/comp", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
 def test_headers_that_never_end(start):
-    with small_server(head_seconds=0.3) as server:
-        with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port), timeout=60) as sock:
-            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-                sock.sendall(start)
-                assert sock.recv(100) == b""
+    closed = contextlib.suppress(ConnectionResetError, BrokenPipeError)
+    with small_server(head_seconds=0.3) as server, connection_to(server) as sock, closed:
+        sock.sendall(start)
+        assert sock.recv(100) == b""
 
 
 def test_an_idle_connection_that_was_used_stays_open_for_longer(monkeypatch):
     with small_server(head_seconds=30.0) as server, server.http() as http:
         assert http.get("/health").status_code == 200
         [used] = server.server.server_state.connections
-        with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port), timeout=60) as unused:
+        with connection_to(server) as unused:
             server.wait_until(lambda: len(server.server.server_state.connections) == 2)
             move_clock(server, monkeypatch, 40.0)  # a connection that was used has 60 s
             with contextlib.suppress(ConnectionResetError):
@@ -217,13 +219,9 @@ def test_an_idle_connection_that_was_used_stays_open_for_longer(monkeypatch):
 
 def test_too_many_connections():
     with small_server(connections=5) as server:
-        port = httpx.URL(server.url).port
-        sockets = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(5)]
+        sockets = [connection_to(server) for _ in range(5)]
         server.wait_until(lambda: len(server.server.server_state.connections) == 5)
-        with (
-            contextlib.suppress(ConnectionResetError),
-            socket.create_connection(("127.0.0.1", port), timeout=60) as sock,
-        ):
+        with contextlib.suppress(ConnectionResetError), connection_to(server) as sock:
             assert sock.recv(100) == b""
         for sock in sockets:
             sock.close()
@@ -291,7 +289,7 @@ def test_the_wait_grows_with_the_queue():
 def test_a_body_of_tiny_chunks_does_not_stop_the_others():
     chunks = 60_000
     with small_server(body_seconds=60.0) as server, server.http() as http:
-        sock = socket.create_connection(("127.0.0.1", httpx.URL(server.url).port))
+        sock = connection_to(server)
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
         sender = threading.Thread(
             target=sock.sendall, args=(head + b"\r\n" + b"1\r\n \r\n" * chunks + b"2\r\n{}\r\n0\r\n\r\n",)
