@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +33,10 @@ class HubClient:
 
     def __init__(self, endpoint: str, folder: Path) -> None:
         self.folder = folder
-        self.pid = 0
-        """Process of the current command."""
+        self._pid = 0
+        self._started = threading.Event()
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "NIELS_GPT_"))}
         environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-        environment["HF_HUB_DOWNLOAD_TIMEOUT"] = "1"
         environment |= {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "tests.hub_client"]
         pipe = subprocess.PIPE
@@ -51,12 +51,20 @@ class HubClient:
         self.process.wait(timeout=30)
         self.process.stdout.close()
 
-    def run(self, *arguments: object) -> Outcome:
-        """Run `niels-gpt ARGUMENTS` to its end."""
+    @property
+    def pid(self) -> int:
+        """Process of the current command. A request of it can come before its number is known here."""
+        assert self._started.wait(60)
+        return self._pid
+
+    def run(self, *arguments: object, download_timeout: int = 60) -> Outcome:
+        """Run `niels-gpt ARGUMENTS` to its end; a download that stalls for so many seconds is tried again."""
         assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(json.dumps([str(argument) for argument in arguments]) + "\n")
+        self._started.clear()
+        self.process.stdin.write(json.dumps([download_timeout, *map(str, arguments)]) + "\n")
         self.process.stdin.flush()
-        self.pid = int(self.process.stdout.readline())
+        self._pid = int(self.process.stdout.readline())
+        self._started.set()
         status = int(self.process.stdout.readline())
         texts = [(self.folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr", "pauses")]
         return Outcome(status, texts[0], texts[1], [float(line) for line in texts[2].split()])
@@ -72,13 +80,16 @@ def _serve() -> None:
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
-            _child(json.loads(line))
+            _child(*json.loads(line))
         print(pid, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
-def _child(arguments: list[str]) -> None:
+def _child(download_timeout: int, *arguments: str) -> None:
     """Run one command and exit."""
+    import huggingface_hub.constants
+
+    huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT = download_timeout
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     _skip_pauses()

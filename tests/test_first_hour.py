@@ -37,7 +37,7 @@ class Terminal:
             "OMP_NUM_THREADS": "1",
         }
 
-    def run(self, words, typed=(), *, interrupt_at: str | None = None, limit: float = 240.0) -> tuple[int, str]:
+    def run(self, words, typed=(), *, interrupt_at: str | None = None, limit: float = 900.0) -> tuple[int, str]:
         """Return (exit code, output). `typed` are lines to type at the prompt `you>`."""
         main, side = pty.openpty()
         process = subprocess.Popen(

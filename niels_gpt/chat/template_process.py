@@ -74,10 +74,10 @@ class TemplateProcess:
     def _ask(self, request: Any) -> Any:
         """Send a line and return the answer. Raises TemplateRefused if the process ends or hangs."""
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        began = time.monotonic()  # before the timer: what it kills has taken WALL_SECONDS
         timer = threading.Timer(WALL_SECONDS, self._process.kill)
         timer.daemon = True
         timer.start()
-        began = time.monotonic()
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()

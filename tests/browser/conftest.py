@@ -22,7 +22,9 @@ ARTEFACTS = Path(os.environ.get("NIELS_GPT_ARTEFACTS", Path(__file__).parent / "
 SCRIPT = "<script>document.title='ran'</script>"
 IMAGE = "<img src=x onerror=\"document.title='ran'\">"
 WAIT_MS = 30_000
-LIMITS = Limits(slots=4, queue=4, choices=8, request_seconds=60.0)
+LONGEST = 100_000
+"""Tokens of a reply that goes on until a test ends it, also on a fast machine."""
+LIMITS = Limits(slots=4, queue=4, choices=8, request_seconds=600.0, new_tokens=LONGEST, alternatives=10**8)
 
 
 def pytest_collection_modifyitems(items):

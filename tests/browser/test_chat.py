@@ -6,7 +6,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import IMAGE, SCRIPT
+from tests.browser.conftest import IMAGE, LONGEST, SCRIPT
 from tests.serve.conftest import CYCLE
 
 ROLES = ("user .text", "assistant .tokens")
@@ -51,7 +51,7 @@ def test_a_reply_streams_and_the_conversation_goes_on(opened, server):
 
 def test_tokens_arrive_one_after_the_other(opened, server):
     page = opened().open()
-    chat_with(page, "cycle", max_tokens=3000)
+    chat_with(page, "cycle", max_tokens=LONGEST)
     say(page, "go")
     tokens = page.locator(".tokens .token")
     expect(tokens).not_to_have_count(0)
@@ -64,7 +64,7 @@ def test_tokens_arrive_one_after_the_other(opened, server):
 
 def streaming(page, text, tokens=20):
     """Send a message, and wait until this many tokens of a long reply have arrived."""
-    chat_with(page, "cycle", temperature=0, max_tokens=4096)
+    chat_with(page, "cycle", temperature=0, max_tokens=LONGEST)
     say(page, text)
     expect(page.locator(".message.user .text").last).to_have_text(text)
     expect(page.locator(".message.assistant").last.locator(".token").nth(tokens)).to_be_attached()
@@ -95,7 +95,7 @@ def test_a_reload_keeps_the_message_and_what_has_arrived(opened, server, turns_b
 
 def test_a_reply_is_saved_while_it_streams(opened, server):
     page = opened().open()
-    chat_with(page, "cycle", max_tokens=4096)
+    chat_with(page, "cycle", max_tokens=LONGEST)
     say(page, "go")
     page.wait_for_function(
         """() => {
@@ -141,7 +141,7 @@ def test_a_chat_that_is_deleted_while_its_reply_streams_stays_deleted(opened, se
 
 def test_stop_ends_the_reply_on_the_server_too(opened, server):
     page = opened().open()
-    chat_with(page, "cycle", max_tokens=4096)
+    chat_with(page, "cycle", max_tokens=LONGEST)
     say(page, "go")
     expect(page.locator(".tokens .token").nth(20)).to_be_attached()
     page.get_by_role("button", name="Stop").click()
@@ -149,7 +149,7 @@ def test_stop_ends_the_reply_on_the_server_too(opened, server):
     expect(reply.locator(".facts")).to_contain_text("stopped")
     server.wait_until(lambda: server.app.state.models["cycle"].admission.active == 0)
     count = int(re.search(r"([\d,]+) tokens", reply.locator(".facts").text_content())[1].replace(",", ""))
-    assert 20 < count < 4096
+    assert 20 < count < LONGEST
     say(page, "again")
     expect(page.locator(".message.user")).to_have_count(2)
     page.keyboard.press("Escape")
@@ -257,9 +257,9 @@ def test_conversations_are_kept_and_exported(opened, server, tmp_path):
 def test_an_error_of_the_server_is_one_line(opened, server):
     it = opened()
     page = it.open()
-    chat_with(page, "sft", max_tokens=100_000)
+    chat_with(page, "sft", max_tokens=LONGEST + 1)
     say(page, "too long")
-    expect(page.get_by_role("alert")).to_contain_text("max_tokens must be at most 4096")
+    expect(page.get_by_role("alert")).to_contain_text(f"max_tokens must be at most {LONGEST}")
     expect(page.locator(".message.assistant")).to_have_count(0)
     it.problems = [problem for problem in it.problems if "400" not in problem]  # Chromium prints the status
 

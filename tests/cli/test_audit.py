@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -186,11 +185,9 @@ def test_ctrl_c_prints_what_was_found(place, tmp_path):
     for line in process.stderr:
         if "256 of" in line:
             break
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    text, _ = process.communicate(timeout=60)
+    text, _ = process.communicate(timeout=300)  # less than a second on an idle machine
     assert process.returncode == 130
-    assert time.monotonic() - began < 10  # less than a second on an idle machine
     assert "passages with the highest P(z), so far" in text and "interrupted after" in text
     assert json.loads((tmp_path / "out/audit.json").read_text("utf-8"))["interrupted"] is True
 
@@ -203,14 +200,14 @@ from niels_gpt.memorization import extraction
 import niels_gpt.memorization.audit as audit
 def slowly(*arguments, **options):
     import time
-    for number, found in enumerate(extraction.scan_rows(*arguments, **options)):
+    for found in extraction.scan_rows(*arguments, **options):
         yield found
-        time.sleep(0.5 if number == 0 else 60)
+        time.sleep(3600)
 audit.scan_rows = slowly
 from niels_gpt.cli.main import main
 main(sys.argv[1:])
 """
-"""Prints progress often, and waits after each chunk of passages."""
+"""Prints progress often, and waits for an hour after the first chunk of passages."""
 
 
 def test_names_that_are_markup_or_not_utf8(place, tmp_path, capsys, trained):

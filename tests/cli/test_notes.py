@@ -17,7 +17,7 @@ from niels_gpt.cache.formats import list_shards
 from niels_gpt.cli.main import main
 from niels_gpt.config.yaml_file import load_config
 from niels_gpt.tokenizer import load_tokenizer
-from niels_gpt.workflow import plan
+from niels_gpt.workflow import plan, report_size
 from tests.training import sentence, write_texts
 
 SECRET = "deleted long ago"
@@ -145,7 +145,9 @@ PARTS = [
 
 @pytest.fixture
 def small_plans(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Plans of small models."""
+    """Plans of small models, and reports, that do not depend on the speed of the machine."""
+    monkeypatch.setattr(plan, "measure_steps", lambda *_: plan.StepTimes(0.01, 0.01))
+    monkeypatch.setattr(report_size, "median", lambda speeds: 20_000.0)
     monkeypatch.setattr(plan, "SIZES", (plan.Size(16, 1, 2, 64),))
     monkeypatch.setattr(plan, "VOCABULARY", 700)
     monkeypatch.setattr(plan, "SFT_STEPS", 20)

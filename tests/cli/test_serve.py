@@ -7,35 +7,68 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
+import niels_gpt
 from niels_gpt.serve import server
 from tests.cli import call
 from tests.serve.test_served_model import write_phases
 
-LONG = {"model": "m", "prompt": "abc", "max_tokens": 4000}
+REQUEST = {"model": "m", "prompt": "abc"}
+PATIENT = """
+import functools, sys, time
+from pathlib import Path
+from niels_gpt.cli.main import main
+from niels_gpt.inference.engine.engine import Engine
+from niels_gpt.serve import app, limits
+gate, step, made = Path(sys.argv[1]), Engine.step, []
+def held(engine):
+    while made and not gate.exists():
+        time.sleep(0.01)
+    events = step(engine)
+    made.extend(events)
+    return events
+Engine.step = held
+limits.Limits = functools.partial(limits.Limits, shutdown_seconds=3600.0)
+main(sys.argv[2:])
+"""
+"""The command line after a path: after the first token, the engine waits until there is a file at the path. When it
+shuts down, the server waits for running requests for an hour."""
 
 
 class Process:
-    """A server that has printed its address."""
+    """A server that has printed its address; with a gate, as PATIENT describes."""
 
-    def __init__(self, *arguments, env=None):
-        command = [sys.executable, "-m", "niels_gpt", "serve", *map(str, arguments), "--port", "0"]
+    def __init__(self, *arguments, env=None, gate=None):
+        start = ["-m", "niels_gpt"] if gate is None else ["-c", PATIENT, str(gate)]
+        command = [sys.executable, *start, "serve", *map(str, arguments), "--port", "0"]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(Path(niels_gpt.__file__).parents[1]),
+                **(env or {}),
+            },
         )
         self.line = self.process.stdout.readline()
         found = re.search(r"http://\S+", self.line)
         assert found, self.process.communicate()
         self.url = found[0]
         self.client = openai.OpenAI(base_url=self.url, api_key="unused", max_retries=0, timeout=60)
+
+    def wait_until_it_drains(self):
+        """Wait until new requests are refused, after a signal."""
+        deadline = time.monotonic() + 60
+        while httpx.get(self.url.replace("/v1", "/health"), timeout=60).status_code != 503:
+            assert time.monotonic() < deadline
 
     def __enter__(self):
         return self
@@ -57,7 +90,7 @@ def test_several_models_and_the_access_log(checkpoint, token_checkpoint, token_r
             )
             assert made.usage.completion_tokens <= 4
         server.process.send_signal(signal.SIGTERM)
-        _, err = server.process.communicate(timeout=30)
+        _, err = server.process.communicate(timeout=60)
         assert (server.process.returncode, err) == (0, "")
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     assert [line["status"] for line in lines] == [200] * 6
@@ -73,41 +106,42 @@ def test_the_same_seed_gives_the_text_of_generate(checkpoint, capsys):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_shutdown_lets_streams_end(checkpoint, number):
-    with Process(checkpoint) as server:
-        stream = server.client.completions.create(**LONG, stream=True)
+def test_shutdown_lets_streams_end(checkpoint, number, tmp_path):
+    with Process(checkpoint, gate=tmp_path / "gate") as server:
+        stream = server.client.completions.create(**REQUEST, max_tokens=100, stream=True)
         chunks = [next(stream)]
         server.process.send_signal(number)
-        deadline = time.monotonic() + 10
-        # One token each: a long request that is still taken would outlast the stream, and the server with it.
-        one_token = {**LONG, "max_tokens": 1}
-        while (response := httpx.post(f"{server.url}/completions", json=one_token)).status_code != 503:
-            assert time.monotonic() < deadline
+        server.wait_until_it_drains()
+        response = httpx.post(f"{server.url}/completions", json={**REQUEST, "max_tokens": 1}, timeout=60)
+        assert response.status_code == 503
         assert response.json()["error"]["code"] == "shutting_down" and "retry-after" in response.headers
+        (tmp_path / "gate").touch()
         chunks += list(stream)
         assert chunks[-1].choices[0].finish_reason == "length"
-        assert server.process.wait(timeout=30) == 0
+        assert server.process.wait(timeout=60) == 0
 
 
-def test_a_second_signal_ends_streams(checkpoint):
-    with Process(checkpoint, "--max-tokens", 1_000_000, "--timeout", 1000) as server:
-        stream = server.client.completions.create(**{**LONG, "max_tokens": 1_000_000}, stream=True)
+def test_a_second_signal_ends_streams(checkpoint, tmp_path):
+    (tmp_path / "gate").touch()
+    options = ["--max-tokens", 1_000_000, "--timeout", 1000]  # minutes
+    with Process(checkpoint, *options, gate=tmp_path / "gate") as server:
+        stream = server.client.completions.create(**REQUEST, max_tokens=1_000_000, stream=True)
         next(stream)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
+        server.wait_until_it_drains()
         server.process.send_signal(signal.SIGTERM)
         with pytest.raises(openai.APIError):
             for _ in stream:
                 pass
-        assert server.process.wait(timeout=30) == 0
+        assert server.process.wait(timeout=60) == 0
 
 
 def test_a_key_from_the_environment(checkpoint):
     with Process(checkpoint, "--host", "0.0.0.0", env={"NIELS_GPT_API_KEY": "k-1"}) as server:
         url = server.url.replace("0.0.0.0", "127.0.0.1")
-        assert httpx.get(f"{url}/models").status_code == 401
-        assert httpx.get(f"{url}/models", headers={"Authorization": "Bearer k-1"}).status_code == 200
-        assert httpx.get(f"{url}/models", headers={"Authorization": "Bearer k-1", "Host": "my.host"}).status_code == 200
+        key = {"Authorization": "Bearer k-1"}
+        for headers, status in (({}, 401), (key, 200), ({**key, "Host": "my.host"}, 200)):
+            assert httpx.get(f"{url}/models", headers=headers, timeout=60).status_code == status
 
 
 @pytest.mark.parametrize(

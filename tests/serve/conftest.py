@@ -74,7 +74,7 @@ class Running:
     def log(self):
         return [json.loads(line) for line in self._log.getvalue().splitlines()]
 
-    def wait_until(self, condition, seconds=20.0):
+    def wait_until(self, condition, seconds=60.0):
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, "the condition did not come true in time"

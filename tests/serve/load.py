@@ -52,7 +52,7 @@ class Load:
 
     async def client(self, end: float) -> None:
         kinds = [self.stream, self.whole, self.disconnect, self.slow, self.half_open, self.bad, self.conversation]
-        while time.monotonic() < end:
+        while time.monotonic() < end or (len(self.counts) < len(kinds) and not self.failures):  # a slow machine
             kind = self._random.choice(kinds)
             try:
                 await asyncio.wait_for(kind(), 120)

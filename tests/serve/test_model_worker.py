@@ -25,7 +25,7 @@ def test_a_stop_between_two_rounds_ends_the_thread():
 
     async def run():
         worker.start()
-        await asyncio.to_thread(worker._thread.join, 10)
+        await asyncio.to_thread(worker._thread.join, 60)
         return worker.alive
 
     assert asyncio.run(run()) is False

@@ -57,7 +57,7 @@ def test_while_the_index_is_built_the_answer_is_to_try_again(http, note, monkeyp
     build = provenance_search.open_provenance
 
     def slow(loaded, progress):
-        assert ready.wait(30)
+        assert ready.wait(60)
         return build(loaded, progress)
 
     monkeypatch.setattr(provenance_search, "open_provenance", slow)
@@ -67,17 +67,18 @@ def test_while_the_index_is_built_the_answer_is_to_try_again(http, note, monkeyp
     assert early.status_code == 503 and early.headers["retry-after"] == "2"
     assert early.json()["error"]["code"] == "index_building"
     ready.set()
-    monkeypatch.setattr(provenance_search, "PATIENCE", 30.0)
+    monkeypatch.setattr(provenance_search, "PATIENCE", 60.0)
     assert http.post("/api/provenance", json=body).json()["recites"] is True
 
 
 def test_a_server_that_ends_gives_up_the_index(note, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setattr(provenance_search, "PATIENCE", 0.05)
-    stopped = threading.Event()
+    started, stopped = threading.Event(), threading.Event()
 
     def endless(loaded, progress):
-        end = time.monotonic() + 30
+        started.set()
+        end = time.monotonic() + 60
         with progress("indexing") as report:
             try:
                 while time.monotonic() < end:
@@ -91,6 +92,7 @@ def test_a_server_that_ends_gives_up_the_index(note, tmp_path, monkeypatch):
     models = load_models([reciting.folder() / "run"], LIMITS, device="cpu")
     with running(models, routers=PAGE_ROUTERS, static=STATIC) as server, server.http() as http:
         assert http.post("/api/provenance", json={"model": "run", "text": note[:300]}).status_code == 503
+        assert started.wait(60)
     assert stopped.is_set()
 
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -20,11 +21,12 @@ def test_results_follow_the_order_of_jobs(workers):
 
 
 def test_fewer_workers_run_where_the_limits_allow_no_more_threads(monkeypatch):
-    names = set()
+    names, both = set(), threading.Barrier(2, timeout=60)
 
     def work(job):
         names.add(threading.current_thread().name)
-        time.sleep(0.002)
+        if job < 2:
+            both.wait()
         return job
 
     monkeypatch.setattr(threads, "startable", lambda wanted, **_: min(wanted, 5))  # two per worker
@@ -37,7 +39,7 @@ def test_fewer_workers_run_where_the_limits_allow_no_more_threads(monkeypatch):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_number_of_workers_and_queued_jobs(workers):
-    lock = threading.Lock()
+    lock, all_run = threading.Lock(), threading.Barrier(workers, timeout=60)
     running = most = submitted = 0
 
     def jobs():
@@ -51,6 +53,8 @@ def test_number_of_workers_and_queued_jobs(workers):
         with lock:
             running += 1
             most = max(most, running)
+        if job < workers:
+            all_run.wait()
         time.sleep(0.002)
         with lock:
             running -= 1
@@ -81,18 +85,23 @@ def test_error_of_the_iterator_of_jobs_is_raised():
         list(ThreadExecutor(2).in_order(jobs(), lambda job: job))
 
 
-def test_closing_waits_for_running_jobs_and_starts_no_more():
+def test_closing_waits_for_running_jobs_and_starts_no_more(monkeypatch):
     started, finished, proceed = [], [], threading.Event()
 
     def work(job):
         started.append(job)
         if job:
-            proceed.wait(30)
+            proceed.wait(60)
         finished.append(job)
 
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, *arguments, **options):  # the queued jobs are cancelled before it waits
+            threading.Timer(0.05, proceed.set).start()
+            super().shutdown(*arguments, **options)
+
+    monkeypatch.setattr(executors, "ThreadPoolExecutor", Pool)
     results = ThreadExecutor(2).in_order(range(1000), work)
     assert next(results)[0] == 0  # 1 and 2 are running, others are queued
-    threading.Timer(0.05, proceed.set).start()
     results.close()
     assert proceed.is_set()
     assert sorted(finished) == sorted(started)

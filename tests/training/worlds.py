@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from multiprocessing.connection import wait
@@ -33,7 +34,7 @@ from niels_gpt.training.step import StepRunner
 from niels_gpt.training.tasks.byte_task import ByteTask
 from niels_gpt.training.tasks.registry import open_task
 
-TIMEOUT = 120
+TIMEOUT = 600
 SLOW_IMPORTS = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor")
 KILLED = ("EOFError", "killed")
 
@@ -74,12 +75,15 @@ def run_world(size, function, *arguments):
 def free_ports(number):
     """Ports of this machine that are free, all different.
 
-    Below those that the kernel gives to connections: a test beside this one would get them before they are used.
+    Below those that the kernel gives to connections: a test beside this one would get them before they are used. The
+    processes of pytest-xdist draw from different ports.
     """
     drawn = random.SystemRandom()
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    number_of_this = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     ports = set()
     while len(ports) < number:
-        port = drawn.randrange(16_000, 32_000)
+        port = drawn.randrange(16_000 + number_of_this, 32_000, processes)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             ports.add(port)
@@ -155,6 +159,14 @@ def torchrun(rank, ports, folder, arguments):
 def _interrupted_command(arguments):
     """Run a command whose rank 1 is killed at step 6; after the restart, torchrun gets SIGTERM at step 10."""
     batch, first = ByteTask.batch, os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    register, forwarded = signal.signal, threading.Event()
+
+    def register_watched(number, handler):
+        def handle(*arguments):
+            forwarded.set()
+            return handler(*arguments)
+
+        return register(number, handle if number == signal.SIGTERM and callable(handler) else handler)
 
     def interrupted(self, step, *share):
         if first and step == 6 and os.environ["RANK"] == "1":
@@ -162,10 +174,10 @@ def _interrupted_command(arguments):
         if not first and step == 10 and os.environ["RANK"] == "0":
             os.kill(os.getppid(), signal.SIGTERM)
         if not first and step > 10:
-            time.sleep(0.2)  # until torchrun has forwarded the signal
+            assert forwarded.wait(60)
         return batch(self, step, *share)
 
-    ByteTask.batch = interrupted
+    ByteTask.batch, signal.signal = interrupted, register_watched
     main(arguments)
 
 

@@ -195,7 +195,7 @@ def test_steps_are_measured_on_batches_of_both_phases(vocab_size: int, monkeypat
 
 
 def test_a_measurement() -> None:
-    assert all(0 < seconds < 5 for seconds in measure_steps(TINY, "cpu", steps=1))
+    assert all(0 < seconds < 60 for seconds in measure_steps(TINY, "cpu", steps=1))
 
 
 def test_the_first_step_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

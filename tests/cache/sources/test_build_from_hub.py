@@ -64,12 +64,14 @@ class Machine:
         self.local = {}
         """(source, files) -> the cache of the same files on disk."""
 
-    def build(self, source, *options, cache_dir=None):
+    def build(self, source, *options, cache_dir=None, **client_options):
         """Run `cache build`; return its outcome, and the files of the cache (None: there is no cache)."""
         self.number += 1
         cache_dir = cache_dir or self.folder / f"cache-{self.number}"
         tokenizer = ["--tokenizer", self.tokenizer] if self.tokenizer else ["--vocab-size", "300"]
-        outcome = self.client.run("cache", "build", source, "--cache-dir", cache_dir, *tokenizer, *options)
+        outcome = self.client.run(
+            "cache", "build", source, "--cache-dir", cache_dir, *tokenizer, *options, **client_options
+        )
         self.tokenizer = self.tokenizer or cache_dir / "tokenizer" / "spm.model"
         kind = "sft" if source in ("dolly15k", "oasst1") else "pretrain"
         return outcome, cache_files(cache_dir / kind / source)
@@ -240,7 +242,7 @@ PASSING = {
     "Content-Length too large": [Fault(DATA, "long", skip=LATER, times=2)],
     "truncated card": [Fault("GET .*README", "short")],
     "slow": [Fault(DATA, "slow", skip=LATER, times=2, pause=0.02)],
-    "stalled": [Fault(DATA, "slow", skip=LATER, pause=1.5)],
+    "stalled": [Fault(DATA, "slow", skip=LATER, pause=5.0)],
 }
 
 
@@ -253,7 +255,7 @@ def test_a_fault_that_passes_changes_no_byte(machine, fault, extension):
     machine.publish(FINEWEB, files)
     machine.hub.faults = [Fault(**vars(one)) for one in PASSING[fault]]
     times = sum(one.times for one in PASSING[fault])
-    outcome, found = machine.build("fineweb_edu", *OPTIONS)
+    outcome, found = machine.build("fineweb_edu", *OPTIONS, download_timeout=1 if fault == "stalled" else 60)
     assert outcome.status == 0, outcome.stderr
     assert found == machine.build_local("fineweb_edu", files, *OPTIONS)
     assert len(machine.hub.struck) == times

@@ -107,9 +107,9 @@ def test_a_long_prompt_after_thousands_of_short_ones():
     kv = torch.zeros(1, 2, 1, 1000, 1)
     for number in range(20_000):
         cache.insert([1, 2, 100 + number], lambda start, end: kv[:, :, :, start:end])
-    began = time.perf_counter()
+    began = time.thread_time()
     cache.insert([3] * 1000, lambda start, end: kv[:, :, :, start:end])
-    assert time.perf_counter() - began < 0.5
+    assert time.thread_time() - began < 0.5  # of CPU time; 0.003 s
     assert cache.size == 20_000
 
 
