@@ -82,7 +82,7 @@ class Clearance:
 
 def check(loaded: LoadedRun) -> Clearance:
     """Return what is known of a model: the private sources of its runs, and stored audits of these weights."""
-    base = None if loaded.home is None else public_base(loaded.home)
+    base = public_base(loaded.home)
     name = "" if base is None else base.name
     verdict, rejected = _stored(loaded)
     return Clearance(private_sources(loaded), verdict, base=name, trained=not _untrained(loaded), rejected=rejected)
@@ -93,7 +93,7 @@ def private_sources(loaded: LoadedRun) -> list[str]:
 
     An imported model has none of them, unless it is an export of ours that no audit had cleared: then its name.
     """
-    base = None if loaded.home is None else public_base(loaded.home)
+    base = public_base(loaded.home)
     imported = [base.name] if base is not None and base.private else []
     if _untrained(loaded):
         return imported

@@ -136,7 +136,7 @@ def read_run(loaded: LoadedRun, *, only_chats: bool = False) -> AuditInput:
         problems = []  # they are about other sources
     remedy = "restore it, or name the text with --notes"
     found.skipped += [NotRead("data of the run", problem, True, 0, remedy) for problem in dict.fromkeys(problems)]
-    base = None if loaded.home is None else public_base(loaded.home)
+    base = public_base(loaded.home)
     if base is not None and base.private and not only_chats:
         reason = "it was trained on private text, which is not here"
         found.skipped.append(NotRead(f"the base {base.name}", reason, True, 0, BASE_REMEDY))
