@@ -20,9 +20,9 @@ from niels_gpt.pretrained.layouts import Placed
 from niels_gpt.pretrained.public_base import PRIVATE_TEXT
 from niels_gpt.pretrained.safetensors_file import NamedTensor, write_safetensors
 from niels_gpt.system import files
-from niels_gpt.tokenizer import SPECIAL_TOKENS, AnyTokenizer, ByteTokenizer, ForeignTokenizer, Tokenizer
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, ForeignTokenizer, Tokenizer
 from niels_gpt.tokenizer.foreign import GENERATION_FILE, TEMPLATE_FILE
-from niels_gpt.tokenizer.special import SPECIAL_NAMES
+from niels_gpt.tokenizer.special import SPECIAL_STRINGS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Option -> type of the weights."""
@@ -119,9 +119,8 @@ def _write_tokenizer(tokenizer: Tokenizer | ByteTokenizer, T: int, folder: Path)
         "model_max_length": T,
     }
     if isinstance(tokenizer, Tokenizer):
-        strings = dict(zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True))
-        options |= {"eos_token": strings["eot"], "pad_token": strings["eot"]}
-        options["additional_special_tokens"] = [strings[name] for name in ("sys", "usr", "asst")]
+        options |= {"eos_token": SPECIAL_STRINGS["eot"], "pad_token": SPECIAL_STRINGS["eot"]}
+        options["additional_special_tokens"] = [SPECIAL_STRINGS[name] for name in ("sys", "usr", "asst")]
     files.write_text(folder / "tokenizer.json", to_tokenizer_json(tokenizer))
     files.write_json(folder / "tokenizer_config.json", options)
     files.write_text(folder / "chat_template.jinja", chat_template(tokenizer))
