@@ -183,7 +183,7 @@ class ForeignTokenizer:
         """The ids that transformers adds before a text: by tokenizer_config.json, else by the tokenizer itself."""
         if "add_bos_token" in self._config or "add_eos_token" in self._config:
             return [self.bos_id] if self._config.get("add_bos_token") and self.bos_id is not None else []
-        return self._model.added_ids()[0]
+        return self._model.ids_before_text()
 
     def special_token_ids(self) -> dict[str, int]:
         """Return `eot` (the end of a document), `bos` if there is one, and the id of each special string."""
