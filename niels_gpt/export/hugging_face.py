@@ -16,7 +16,7 @@ from niels_gpt.export.chat_template import chat_template
 from niels_gpt.export.tokenizer_json import to_tokenizer_json
 from niels_gpt.model.gpt import GPT
 from niels_gpt.pretrained.families import Family, family_of_config
-from niels_gpt.pretrained.layouts import Placed
+from niels_gpt.pretrained.layouts import MappedTensor
 from niels_gpt.pretrained.public_base import PRIVATE_TEXT
 from niels_gpt.pretrained.safetensors_file import NamedTensor, write_safetensors
 from niels_gpt.system import files
@@ -103,13 +103,13 @@ def hf_config(config: ModelConfig, family: Family, ids: dict[str, int | None], d
 def _tensors(model: GPT, family: Family) -> Iterator[NamedTensor]:
     state = model.state_dict()
 
-    def read(placed: Placed) -> torch.Tensor:
-        if placed.ours is None:
-            return torch.zeros(placed.shape)
-        return placed.layout.to_theirs(state[placed.ours][placed.rows])
+    def read(mapped: MappedTensor) -> torch.Tensor:
+        if mapped.ours is None:
+            return torch.zeros(mapped.shape)
+        return mapped.layout.to_theirs(state[mapped.ours][mapped.rows])
 
-    for placed in family.tensors(model.config):
-        yield NamedTensor(placed.name, placed.shape, lambda placed=placed: read(placed))  # type: ignore[misc]
+    for mapped in family.tensors(model.config):
+        yield NamedTensor(mapped.name, mapped.shape, lambda mapped=mapped: read(mapped))  # type: ignore[misc]
 
 
 def _write_tokenizer(tokenizer: Tokenizer | ByteTokenizer, T: int, folder: Path) -> None:
