@@ -21,13 +21,15 @@ from niels_gpt.pretrained.public_base import PRIVATE_TEXT
 from niels_gpt.pretrained.safetensors_file import NamedTensor, write_safetensors
 from niels_gpt.system import files
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, ForeignTokenizer, Tokenizer
-from niels_gpt.tokenizer.foreign import GENERATION_FILE, TEMPLATE_FILE
+from niels_gpt.tokenizer.foreign import FILES, GENERATION_FILE, TEMPLATE_FILE
 from niels_gpt.tokenizer.special import SPECIAL_STRINGS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Option -> type of the weights."""
 MARK = "niels_gpt_version"
 """Key of config.json by which a folder is known to be an export."""
+NAMES = frozenset({"config.json", "model.safetensors", *FILES})
+"""The files that `write_hf` may write."""
 
 
 def is_export(folder: Path) -> bool:

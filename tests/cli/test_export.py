@@ -236,8 +236,12 @@ def test_other_files_are_not_replaced(untrained, tmp_path, capsys):
     assert call("export", "hf", untrained, "--out", "out") == 1
     assert "--overwrite" in error_of(capsys) and snapshot(tmp_path / "out") == before
     (tmp_path / "out/mine.txt").write_text("x", encoding="utf-8")
+    assert call("export", "hf", untrained, "--out", "out", "--overwrite") == 1
+    assert "mine.txt" in error_of(capsys) and (tmp_path / "out/mine.txt").read_text(encoding="utf-8") == "x"
+    (tmp_path / "out/mine.txt").unlink()
+    (tmp_path / "out/README.md").write_text("edited", encoding="utf-8")
     assert call("export", "hf", untrained, "--out", "out", "--overwrite") == 0
-    assert not (tmp_path / "out/mine.txt").exists()
+    assert snapshot(tmp_path / "out") == before
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/a.md").write_text("x", encoding="utf-8")
     capsys.readouterr()
