@@ -18,7 +18,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +76,9 @@ class ForeignTokenizer:
         self.lossy: str | None = find_losses(self)
         """What `decode(encode(text))` changes in some texts; None for a tokenizer that keeps every character."""
 
-    def __reduce__(self) -> tuple[type[ForeignTokenizer], tuple[dict[str, bytes]]]:
-        return ForeignTokenizer, (self.files,)
+    def __reduce__(self) -> tuple[partial[ForeignTokenizer], tuple[dict[str, bytes]]]:
+        """Pickle the files and where they are from: another process loads them again."""
+        return partial(ForeignTokenizer, where=self.where), (self.files,)
 
     @property
     def loss_notice(self) -> str | None:
