@@ -48,7 +48,7 @@ class ModelFolder:
         """Our state dict, in `dtype` (default: that of the weights), read one tensor at a time.
 
         on_bytes: called with the number of bytes of each tensor that has been read.
-        Raises ValueError for a bias that is not zero, a tied head that is not the embedding, and for numbers that are
+        Raises ValueError for a bias that is not zero, a tied head that is not the embedding, and for weights that are
         not finite.
         """
         damaged: list[str] = []
@@ -78,7 +78,7 @@ class ModelFolder:
                 on_bytes(stored.nbytes)
         if damaged:
             raise ValueError(
-                f"{self.path} has tensors with nan or infinite numbers ({_listed(damaged)}): it is damaged, download "
+                f"{self.path} has tensors with nan or infinite weights ({_listed(damaged)}): it is damaged, download "
                 "it again or use another copy"
             )
         return {name: state["tok_emb.weight" if name in tied else name] for name in shapes}
@@ -220,4 +220,4 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _by(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) or "a number"
+    return " x ".join(map(str, shape)) or "a scalar"
