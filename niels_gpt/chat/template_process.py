@@ -84,6 +84,10 @@ class TemplateProcess:
             line = self._process.stdout.readline()
         except (BrokenPipeError, ConnectionResetError):
             line = b""
+        except BaseException:  # Ctrl-C: the next request would read the answer to this one
+            self._process.kill()
+            self._stop()
+            raise
         finally:
             timer.cancel()
         if line.endswith(b"\n"):

@@ -54,14 +54,12 @@ def hf(
 
     check_name(model, revision=revision)
 
-    from niels_gpt.pretrained.imported_run import describe, import_model
-    from niels_gpt.pretrained.public_base import public_name
+    from niels_gpt.pretrained.imported_run import default_run_name, describe, import_model
     from niels_gpt.runs.folder import RunFolder
     from niels_gpt.runs.loading import claimed_run
     from niels_gpt.system.progress import progress_bar
 
-    name = Path(public_name(model)).name.lower() or "model"
-    target = claimed_run(name) if run_dir is None else nullcontext(RunFolder(run_dir))
+    target = claimed_run(default_run_name(model)) if run_dir is None else nullcontext(RunFolder(run_dir))
     with target as run, progress_bar("reading the weights") as bar:
         imported = import_model(model, run, context=context, revision=revision, on_bytes=bar)
     for line in describe(imported):

@@ -82,10 +82,10 @@ class Clearance:
 
 def check(loaded: LoadedRun) -> Clearance:
     """Return what is known of a model: the private sources of its runs, and stored audits of these weights."""
-    base = None if loaded.home is None else public_base(loaded.home)
+    base = public_base(loaded.home)
     name = "" if base is None else base.name
     verdict, rejected = _stored(loaded)
-    return Clearance(private_sources(loaded), verdict, base=name, trained=loaded.step > 0, rejected=rejected)
+    return Clearance(private_sources(loaded), verdict, base=name, trained=not _untrained(loaded), rejected=rejected)
 
 
 def private_sources(loaded: LoadedRun) -> list[str]:
@@ -93,9 +93,9 @@ def private_sources(loaded: LoadedRun) -> list[str]:
 
     An imported model has none of them, unless it is an export of ours that no audit had cleared: then its name.
     """
-    base = None if loaded.home is None else public_base(loaded.home)
+    base = public_base(loaded.home)
     imported = [base.name] if base is not None and base.private else []
-    if loaded.step == 0:
+    if _untrained(loaded):
         return imported
     problems: list[str] = []
     found = dict[str, None].fromkeys(imported)
@@ -105,6 +105,14 @@ def private_sources(loaded: LoadedRun) -> list[str]:
             if is_private(licence_in(config, name)):
                 found[name] = None
     return [*found, *problems]
+
+
+def _untrained(loaded: LoadedRun) -> bool:
+    """Whether no text of the user was trained on: an imported model, or a checkpoint of step 0 outside a run.
+
+    A run that ran out of memory in its first step has a checkpoint of step 0, too: the weights of the run before.
+    """
+    return loaded.step == 0 and (loaded.home is None or loaded.home.imported)
 
 
 def stored_verdict(loaded: LoadedRun) -> dict[str, Any] | None:

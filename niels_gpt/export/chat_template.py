@@ -5,7 +5,7 @@ from __future__ import annotations
 from niels_gpt.chat.own_formats import ROLE_NAMES
 from niels_gpt.chat.transcript import ROLES
 from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer, Tokenizer
-from niels_gpt.tokenizer.special import SPECIAL_NAMES
+from niels_gpt.tokenizer.special import SPECIAL_STRINGS
 
 _CHECKED = """\
 {%- for message in messages -%}
@@ -35,10 +35,9 @@ def chat_template(tokenizer: Tokenizer | ByteTokenizer) -> str:
         turn = "{{- message['role'] + ': ' + message['content'] + '\\n' -}}"
         prompt, forbidden = "{{- 'assistant: ' -}}", ""
     else:
-        strings = dict(zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True))
-        by_role = ", ".join(f"'{role}': '{strings[ROLE_NAMES[role]]}'" for role in ROLES)
-        turn = f"{{{{- {{{by_role}}}[message['role']] + message['content'] + '{strings['eot']}' -}}}}"
-        prompt = f"{{{{- '{strings['asst']}' -}}}}"
+        by_role = ", ".join(f"'{role}': '{SPECIAL_STRINGS[ROLE_NAMES[role]]}'" for role in ROLES)
+        turn = f"{{{{- {{{by_role}}}[message['role']] + message['content'] + '{SPECIAL_STRINGS['eot']}' -}}}}"
+        prompt = f"{{{{- '{SPECIAL_STRINGS['asst']}' -}}}}"
         forbidden = _FORBIDDEN.replace("SPECIAL", ", ".join(f"'{text}'" for text in SPECIAL_TOKENS))
     text = _CHECKED.replace("ROLES", ", ".join(f"'{role}'" for role in ROLES)).replace("PLAIN", ", ".join(ROLES))
     return text.replace("FORBIDDEN", forbidden).replace("TURN", turn).replace("PROMPT", prompt)

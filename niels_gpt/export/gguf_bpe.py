@@ -15,7 +15,6 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _WORDS + r"\p{N}{1,3}" + _REST
 _QWEN2 = _WORDS + r"\p{N}" + _REST
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False}
-_REFUSED = "export gguf supports our own tokenizers and byte-level BPE (gpt-2, smollm, llama-bpe, qwen2), but"
 
 
 class BPEVocabulary(NamedTuple):
@@ -32,6 +31,14 @@ class BPEVocabulary(NamedTuple):
     merges: list[str]
 
 
+def unsupported(reason: str) -> ValueError:
+    """Return the error for a tokenizer of others that cannot be written as a GGUF vocabulary."""
+    return ValueError(
+        f"export gguf supports our own tokenizers and byte-level BPE (gpt-2, smollm, llama-bpe, qwen2), but {reason}: "
+        "use export hf, whose folder has the tokenizer as it is"
+    )
+
+
 def read_bpe(data: bytes) -> BPEVocabulary:
     """Return the vocabulary of a tokenizer.json. Raises ValueError for one that llama.cpp would not encode alike.
 
@@ -41,10 +48,10 @@ def read_bpe(data: bytes) -> BPEVocabulary:
     model = content.get("model") or {}
     if model.get("type") != "BPE" or model.get("byte_fallback"):
         kind = f"{model.get('type')} with byte fallback" if model.get("byte_fallback") else model.get("type")
-        raise ValueError(f"{_REFUSED} its tokenizer.json is a {kind} model")
+        raise unsupported(f"its tokenizer.json is a {kind} model")
     normalizer = content.get("normalizer")
     if normalizer is not None and normalizer.get("type") != "NFC":
-        raise ValueError(f"{_REFUSED} its tokenizer.json has the normalizer {normalizer.get('type')}")
+        raise unsupported(f"its tokenizer.json has the normalizer {normalizer.get('type')}")
     added = {entry["id"]: entry for entry in content.get("added_tokens") or []}
     by_id = {i: text for text, i in model["vocab"].items()} | {i: entry["content"] for i, entry in added.items()}
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
@@ -52,7 +59,7 @@ def read_bpe(data: bytes) -> BPEVocabulary:
     tokens = [by_id.get(i) for i in range(max(by_id) + 1)]
     pre = _pre_name(content.get("pre_tokenizer"))
     if bool(model.get("ignore_merges")) != (pre == "llama-bpe"):
-        raise ValueError(f"{_REFUSED} llama.cpp's {pre} needs ignore_merges={str(pre == 'llama-bpe').lower()}")
+        raise unsupported(f"llama.cpp's {pre} needs ignore_merges={str(pre == 'llama-bpe').lower()}")
     return BPEVocabulary(pre, tokens, special, set(added), merges)
 
 
@@ -71,4 +78,4 @@ def _pre_name(pre: Any) -> str:
             if before[0].get("behavior") == "Isolated" and not before[0].get("invert") and pattern in known:
                 return known[pattern]
     types = ", ".join(str(step.get("type")) for step in steps) or "none"
-    raise ValueError(f"{_REFUSED} the pre_tokenizer of its tokenizer.json ({types}) is not one that llama.cpp has")
+    raise unsupported(f"the pre_tokenizer of its tokenizer.json ({types}) is not one that llama.cpp has")

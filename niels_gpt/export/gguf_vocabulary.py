@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from niels_gpt.chat.formats import template_format
 from niels_gpt.export.chat_template import chat_template
-from niels_gpt.export.gguf_bpe import read_bpe
+from niels_gpt.export.gguf_bpe import read_bpe, unsupported
 from niels_gpt.export.pieces import pieces_of
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, ForeignTokenizer, Tokenizer
 
@@ -87,7 +87,7 @@ def _bpe_tokens(writer: GGUFWriter, foreign: Mapping[str, bytes]) -> list[tuple[
     from gguf import TokenType
 
     if "tokenizer.json" not in foreign:
-        raise ValueError("export gguf supports our own tokenizers and tokenizer.json of others, not tokenizer.model")
+        raise unsupported("this model has a tokenizer.model")
     found = read_bpe(foreign["tokenizer.json"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(found.pre)

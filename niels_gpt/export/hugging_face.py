@@ -16,18 +16,20 @@ from niels_gpt.export.chat_template import chat_template
 from niels_gpt.export.tokenizer_json import to_tokenizer_json
 from niels_gpt.model.gpt import GPT
 from niels_gpt.pretrained.families import Family, family_of_config
-from niels_gpt.pretrained.layouts import Placed
+from niels_gpt.pretrained.layouts import MappedTensor
 from niels_gpt.pretrained.public_base import PRIVATE_TEXT
 from niels_gpt.pretrained.safetensors_file import NamedTensor, write_safetensors
 from niels_gpt.system import files
-from niels_gpt.tokenizer import SPECIAL_TOKENS, AnyTokenizer, ByteTokenizer, ForeignTokenizer, Tokenizer
-from niels_gpt.tokenizer.foreign import GENERATION_FILE, TEMPLATE_FILE
-from niels_gpt.tokenizer.special import SPECIAL_NAMES
+from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, ForeignTokenizer, Tokenizer
+from niels_gpt.tokenizer.foreign import FILES, GENERATION_FILE, TEMPLATE_FILE
+from niels_gpt.tokenizer.special import SPECIAL_STRINGS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Option -> type of the weights."""
 MARK = "niels_gpt_version"
 """Key of config.json by which a folder is known to be an export."""
+NAMES = frozenset({"config.json", "model.safetensors", *FILES})
+"""The files that `write_hf` may write."""
 
 
 def is_export(folder: Path) -> bool:
@@ -103,13 +105,13 @@ def hf_config(config: ModelConfig, family: Family, ids: dict[str, int | None], d
 def _tensors(model: GPT, family: Family) -> Iterator[NamedTensor]:
     state = model.state_dict()
 
-    def read(placed: Placed) -> torch.Tensor:
-        if placed.ours is None:
-            return torch.zeros(placed.shape)
-        return placed.layout.to_theirs(state[placed.ours][placed.rows])
+    def read(mapped: MappedTensor) -> torch.Tensor:
+        if mapped.ours is None:
+            return torch.zeros(mapped.shape)
+        return mapped.layout.to_theirs(state[mapped.ours][mapped.rows])
 
-    for placed in family.tensors(model.config):
-        yield NamedTensor(placed.name, placed.shape, lambda placed=placed: read(placed))  # type: ignore[misc]
+    for mapped in family.tensors(model.config):
+        yield NamedTensor(mapped.name, mapped.shape, lambda mapped=mapped: read(mapped))  # type: ignore[misc]
 
 
 def _write_tokenizer(tokenizer: Tokenizer | ByteTokenizer, T: int, folder: Path) -> None:
@@ -119,9 +121,8 @@ def _write_tokenizer(tokenizer: Tokenizer | ByteTokenizer, T: int, folder: Path)
         "model_max_length": T,
     }
     if isinstance(tokenizer, Tokenizer):
-        strings = dict(zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True))
-        options |= {"eos_token": strings["eot"], "pad_token": strings["eot"]}
-        options["additional_special_tokens"] = [strings[name] for name in ("sys", "usr", "asst")]
+        options |= {"eos_token": SPECIAL_STRINGS["eot"], "pad_token": SPECIAL_STRINGS["eot"]}
+        options["additional_special_tokens"] = [SPECIAL_STRINGS[name] for name in ("sys", "usr", "asst")]
     files.write_text(folder / "tokenizer.json", to_tokenizer_json(tokenizer))
     files.write_json(folder / "tokenizer_config.json", options)
     files.write_text(folder / "chat_template.jinja", chat_template(tokenizer))

@@ -33,7 +33,7 @@ def model_card(loaded: LoadedRun, clearance: Clearance, *, name: str, architectu
     usage: a short program that loads the exported model.
     """
     facts = read_facts(loaded.home.path) if loaded.home is not None else None
-    base = public_base(loaded.home) if loaded.home is not None else None
+    base = public_base(loaded.home)
     sections = [
         Section("Model", _model(loaded, architecture, base)),
         Section("Use", [Text(usage)]),

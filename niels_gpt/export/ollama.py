@@ -5,7 +5,6 @@ from __future__ import annotations
 from niels_gpt.chat.formats import template_format
 from niels_gpt.chat.own_formats import ROLE_NAMES
 from niels_gpt.tokenizer import SPECIAL_TOKENS, AnyTokenizer, ByteTokenizer, ForeignTokenizer
-from niels_gpt.tokenizer.special import SPECIAL_NAMES
 
 
 def modelfile(gguf: str, tokenizer: AnyTokenizer, T: int, *, learned_chat: bool = False) -> str:
@@ -29,12 +28,9 @@ def modelfile(gguf: str, tokenizer: AnyTokenizer, T: int, *, learned_chat: bool 
         template = "{{- range .Messages }}{{ .Role }}: {{ .Content }}\n{{ end }}assistant: "
         stops = [f"{role}: " for role in ROLE_NAMES]
     else:
-        strings = dict(zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True))
-        system, user, assistant = (strings[ROLE_NAMES[role]] for role in ("system", "user", "assistant"))
-        role = 'if eq .Role "system" }}SYSTEM{{ else if eq .Role "user" }}USER{{ else }}ASSISTANT{{ end'
-        template = "{{- range .Messages }}{{ ROLE }}{{ .Content }}EOT{{ end }}ASSISTANT".replace("ROLE", role)
-        for name, text in (("SYSTEM", system), ("USER", user), ("ASSISTANT", assistant), ("EOT", strings["eot"])):
-            template = template.replace(name, text)
-        stops = [strings["eot"]]
+        system, user, assistant, end = SPECIAL_TOKENS
+        role = '{{ if eq .Role "system" }}' + system + '{{ else if eq .Role "user" }}' + user + "{{ else }}" + assistant
+        turn = role + "{{ end }}{{ .Content }}" + end
+        template, stops = "{{- range .Messages }}" + turn + "{{ end }}" + assistant, [end]
     lines += [f'TEMPLATE """{template}"""', *(f'PARAMETER stop "{stop}"' for stop in stops)]
     return "\n".join(lines) + "\n"

@@ -15,6 +15,7 @@ from niels_gpt.system import files
 from niels_gpt.system.atomic_folder import atomic_folder, check_atomic_folder
 from niels_gpt.tokenizer import ByteTokenizer, ForeignTokenizer
 
+MODEL_CARD = "README.md"
 MODELFILE = "Modelfile"
 """Beside a GGUF file: how Ollama runs it."""
 _GGUF_MAGIC = b"GGUF"
@@ -33,13 +34,22 @@ _CONTINUE = 'prompt = tokenizer("Once upon a time", return_tensors="pt")'
 
 
 def check_folder(out: Path, *, overwrite: bool) -> None:
-    """Raise ValueError if an export cannot be written to a folder: it has other files, or is an earlier export."""
+    """Raise ValueError if an export cannot be written to a folder: it has other files, or is an earlier export.
+
+    The folder is replaced as a whole, so an earlier export to which the user added files is not replaced either.
+    """
     check_atomic_folder(out, "--out")
     if out.is_dir() and any(out.iterdir()):
         if not hugging_face.is_export(out):
             raise ValueError(f"{out} is not empty and is not an earlier export: choose another --out")
         if not overwrite:
             raise ValueError(f"{out} has an earlier export: --overwrite replaces it, or choose another --out")
+        added = sorted({path.name for path in out.iterdir()} - hugging_face.NAMES - {MODEL_CARD})
+        if added:
+            raise ValueError(
+                f"{out} has {added[0]}, which export hf did not write and --overwrite would delete: move it elsewhere, "
+                "or choose another --out"
+            )
 
 
 def check_file(out: Path, *, overwrite: bool, with_modelfile: bool = False) -> None:
@@ -78,7 +88,7 @@ def export_hf(
             private_text=uncleared,
             learned_chat=_learned_chat(loaded),
         )
-        files.write_text(folder / "README.md", card)
+        files.write_text(folder / MODEL_CARD, card)
     return architecture
 
 

@@ -33,6 +33,7 @@ from niels_gpt.data.row_layout import UnknownColumns
 from niels_gpt.data.types import ChatSample
 from niels_gpt.data.user_files import TEXT_SUFFIXES, iter_user_files, read_file
 from niels_gpt.memorization.membership import RunSource, run_sources
+from niels_gpt.pretrained.public_base import public_base
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
 from niels_gpt.system.console import error_message
@@ -48,6 +49,7 @@ _START = 1 << 16
 """Bytes at the start of a file that show whether it is text."""
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f\x1b")) + b"\x7f"
 ENCODING_REMEDY = "convert to utf-8, or pass --encoding-errors replace"
+BASE_REMEDY = "audit the run that the base was exported from, export it again, and train from that"
 
 
 class AuditText(NamedTuple):
@@ -102,7 +104,7 @@ def read_run(loaded: LoadedRun, *, only_chats: bool = False) -> AuditInput:
 
     only_chats: of sources of conversations only. Public sources (from the Hub, or Python's docstrings) are listed as
     skipped, and so are dialogues of the package. Data that has changed since the training is read as it is now, and
-    reported as missing.
+    reported as missing. So is the text of a base that is an uncleared export of ours.
     """
     found, problems, keys = AuditInput(), list[str](), set[tuple[str, bytes]]()
     package, of_package, chats_read = _PackageDialogues(loaded), Counter[str](), False
@@ -134,6 +136,10 @@ def read_run(loaded: LoadedRun, *, only_chats: bool = False) -> AuditInput:
         problems = []  # they are about other sources
     remedy = "restore it, or name the text with --notes"
     found.skipped += [NotRead("data of the run", problem, True, 0, remedy) for problem in dict.fromkeys(problems)]
+    base = public_base(loaded.home)
+    if base is not None and base.private and not only_chats:
+        reason = "it was trained on private text, which is not here"
+        found.skipped.append(NotRead(f"the base {base.name}", reason, True, 0, BASE_REMEDY))
     return found.unique_names()
 
 

@@ -63,7 +63,7 @@ def load_base(loaded: LoadedRun) -> tuple[BaseModel | None, str]:
     ours, theirs = loaded.model.config, model.config
     if ours.V != theirs.V or theirs.T < ours.T:
         return None, f"{path} has V={theirs.V} and T={theirs.T}, the model V={ours.V} and T={ours.T}"
-    public = None if loaded.home is None else public_base(loaded.home)
+    public = public_base(loaded.home)
     return BaseModel(model, path if public is None else public.name), ""
 
 

@@ -129,7 +129,7 @@ def run_history(loaded: LoadedRun, problems: list[str]) -> Iterator[tuple[RunCon
         except (ValueError, OSError) as err:
             problems.append(_problem(err))
             return
-        if not saved["step"]:  # an imported model
+        if run.imported:
             return
         data = saved["extra"].get("data", {})
     if run is None or not run.exists:

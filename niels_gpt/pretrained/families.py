@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from niels_gpt.config import ModelConfig
-from niels_gpt.pretrained.layouts import Layout, NeoXHeads, Placed, RopePairs, Same, Transposed
+from niels_gpt.pretrained.layouts import Layout, MappedTensor, NeoXHeads, RopePairs, Same, Transposed
 
 Options = Mapping[str, Any]
 """A config.json."""
@@ -32,7 +32,7 @@ class Family:
     """Our config of a config.json. Raises ValueError that names an option we do not have."""
     write: Callable[[ModelConfig], dict[str, Any]]
     """The config.json of our config, without the parts that all families share."""
-    tensors: Callable[[ModelConfig], Iterator[Placed]]
+    tensors: Callable[[ModelConfig], Iterator[MappedTensor]]
     """The tensors in the order in which transformers names them; the head only if it is not tied."""
     computed: str = ""
     """Pattern of the names of tensors that files may have and that are computed here."""
@@ -169,10 +169,10 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
     return {"rope_theta": config.rope_theta, "rope_scaling": scaling}
 
 
-def _with_zero_bias(name: str, shape: tuple[int, ...], ours: str, layout: Layout = Same()) -> Iterator[Placed]:
+def _with_zero_bias(name: str, shape: tuple[int, ...], ours: str, layout: Layout = Same()) -> Iterator[MappedTensor]:
     """A weight, and its bias, which we do not have."""
-    yield Placed(f"{name}.weight", shape, f"{ours}.weight", layout=layout)
-    yield Placed(f"{name}.bias", shape[1:] if isinstance(layout, Transposed) else shape[:1], None)
+    yield MappedTensor(f"{name}.weight", shape, f"{ours}.weight", layout=layout)
+    yield MappedTensor(f"{name}.bias", shape[1:] if isinstance(layout, Transposed) else shape[:1], None)
 
 
 SIZES = {
@@ -247,31 +247,31 @@ def _write_llama(config: ModelConfig) -> dict[str, Any]:
     return written | {"attention_bias": False} | ({} if config.qk_norm else {"mlp_bias": False})
 
 
-def _llama_tensors(config: ModelConfig) -> Iterator[Placed]:
+def _llama_tensors(config: ModelConfig) -> Iterator[MappedTensor]:
     C, V, wide, D = config.C, config.V, config.d_ff, config.D
     queries, keys = config.H * D, config.kv_heads * D
-    yield Placed("model.embed_tokens.weight", (V, C), "tok_emb.weight")
+    yield MappedTensor("model.embed_tokens.weight", (V, C), "tok_emb.weight")
     for layer in range(config.L):
         theirs, ours = f"model.layers.{layer}", f"blocks.{layer}"
-        yield Placed(f"{theirs}.input_layernorm.weight", (C,), f"{ours}.norm_attn.weight")
+        yield MappedTensor(f"{theirs}.input_layernorm.weight", (C,), f"{ours}.norm_attn.weight")
         first = 0
         for name, rows in (("q", queries), ("k", keys), ("v", keys)):
             place, layout = slice(first, first + rows), Same() if name == "v" else RopePairs(D)
             first += rows
             projection = f"{theirs}.self_attn.{name}_proj"
-            yield Placed(f"{projection}.weight", (rows, C), f"{ours}.attn.qkv.weight", place, layout)
+            yield MappedTensor(f"{projection}.weight", (rows, C), f"{ours}.attn.qkv.weight", place, layout)
             if config.qkv_bias:
-                yield Placed(f"{projection}.bias", (rows,), f"{ours}.attn.qkv.bias", place, layout)
+                yield MappedTensor(f"{projection}.bias", (rows,), f"{ours}.attn.qkv.bias", place, layout)
             if config.qk_norm and name != "v":
                 norm = f"{theirs}.self_attn.{name}_norm.weight"
-                yield Placed(norm, (D,), f"{ours}.attn.norm_{name}.weight", layout=RopePairs(D))
-        yield Placed(f"{theirs}.self_attn.o_proj.weight", (C, queries), f"{ours}.attn.out.weight")
-        yield Placed(f"{theirs}.post_attention_layernorm.weight", (C,), f"{ours}.norm_mlp.weight")
+                yield MappedTensor(norm, (D,), f"{ours}.attn.norm_{name}.weight", layout=RopePairs(D))
+        yield MappedTensor(f"{theirs}.self_attn.o_proj.weight", (C, queries), f"{ours}.attn.out.weight")
+        yield MappedTensor(f"{theirs}.post_attention_layernorm.weight", (C,), f"{ours}.norm_mlp.weight")
         for name, shape in (("gate", (wide, C)), ("up", (wide, C)), ("down", (C, wide))):
-            yield Placed(f"{theirs}.mlp.{name}_proj.weight", shape, f"{ours}.mlp.{name}.weight")
-    yield Placed("model.norm.weight", (C,), "norm.weight")
+            yield MappedTensor(f"{theirs}.mlp.{name}_proj.weight", shape, f"{ours}.mlp.{name}.weight")
+    yield MappedTensor("model.norm.weight", (C,), "norm.weight")
     if not config.tie_embeddings:
-        yield Placed("lm_head.weight", (V, C), "lm_head.weight")
+        yield MappedTensor("lm_head.weight", (V, C), "lm_head.weight")
 
 
 # --- GPT-NeoX -------------------------------------------------------------------------------------------
@@ -308,22 +308,22 @@ def _write_neox(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _neox_tensors(config: ModelConfig) -> Iterator[Placed]:
+def _neox_tensors(config: ModelConfig) -> Iterator[MappedTensor]:
     C, V, wide = config.C, config.V, config.d_ff
     heads = NeoXHeads(config.H, config.D)
-    yield Placed("gpt_neox.embed_in.weight", (V, C), "tok_emb.weight")
+    yield MappedTensor("gpt_neox.embed_in.weight", (V, C), "tok_emb.weight")
     for layer in range(config.L):
         theirs, ours = f"gpt_neox.layers.{layer}", f"blocks.{layer}"
         yield from _with_zero_bias(f"{theirs}.input_layernorm", (C,), f"{ours}.norm_attn")
         yield from _with_zero_bias(f"{theirs}.post_attention_layernorm", (C,), f"{ours}.norm_mlp")
         qkv = f"{theirs}.attention.query_key_value.weight"
-        yield Placed(qkv, (3 * C, C), f"{ours}.attn.qkv.weight", layout=heads)
-        yield Placed(f"{theirs}.attention.dense.weight", (C, C), f"{ours}.attn.out.weight")
+        yield MappedTensor(qkv, (3 * C, C), f"{ours}.attn.qkv.weight", layout=heads)
+        yield MappedTensor(f"{theirs}.attention.dense.weight", (C, C), f"{ours}.attn.out.weight")
         yield from _with_zero_bias(f"{theirs}.mlp.dense_h_to_4h", (wide, C), f"{ours}.mlp.up")
         yield from _with_zero_bias(f"{theirs}.mlp.dense_4h_to_h", (C, wide), f"{ours}.mlp.down")
     yield from _with_zero_bias("gpt_neox.final_layer_norm", (C,), "norm")
     if not config.tie_embeddings:
-        yield Placed("embed_out.weight", (V, C), "lm_head.weight")
+        yield MappedTensor("embed_out.weight", (V, C), "lm_head.weight")
 
 
 # --- GPT-2 ----------------------------------------------------------------------------------------------
@@ -359,10 +359,10 @@ def _write_gpt2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _gpt2_tensors(config: ModelConfig) -> Iterator[Placed]:
+def _gpt2_tensors(config: ModelConfig) -> Iterator[MappedTensor]:
     C, V, wide = config.C, config.V, config.d_ff
-    yield Placed("transformer.wte.weight", (V, C), "tok_emb.weight")
-    yield Placed("transformer.wpe.weight", (config.T, C), "pos_emb.weight")
+    yield MappedTensor("transformer.wte.weight", (V, C), "tok_emb.weight")
+    yield MappedTensor("transformer.wpe.weight", (config.T, C), "pos_emb.weight")
     for layer in range(config.L):
         theirs, ours = f"transformer.h.{layer}", f"blocks.{layer}"
         yield from _with_zero_bias(f"{theirs}.ln_1", (C,), f"{ours}.norm_attn")
@@ -376,7 +376,7 @@ def _gpt2_tensors(config: ModelConfig) -> Iterator[Placed]:
             yield from _with_zero_bias(f"{theirs}.{name}", shape, f"{ours}.{matrix}", Transposed())
     yield from _with_zero_bias("transformer.ln_f", (C,), "norm")
     if not config.tie_embeddings:
-        yield Placed("lm_head.weight", (V, C), "lm_head.weight")
+        yield MappedTensor("lm_head.weight", (V, C), "lm_head.weight")
 
 
 # --- the table ------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Importing this module does not import torch: a wrong name is reported before tha
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
@@ -18,6 +19,7 @@ WANTED = [
 """What is downloaded of a repository: weights as safetensors, tokenizer, options. No pickles and no code."""
 COPIES = ["*/*", "consolidated*"]
 """What is not: sub-folders, and the same weights under other names."""
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -36,6 +38,20 @@ def find_folder(name: str, *, revision: str | None = None) -> Path:
     name = folder_or_id(name)
     folder = files.expand_home(name)
     return folder if folder.is_dir() else _download(name, revision)
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder of a model without a download: `name` itself, or the cached main branch of a repository, or None."""
+    name = folder_or_id(name)
+    folder = files.expand_home(name)
+    if folder.is_dir():
+        return folder
+    if not is_repository(name):
+        return None
+    import huggingface_hub
+
+    config = huggingface_hub.try_to_load_from_cache(name, "config.json")
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def check_name(name: str, *, revision: str | None = None) -> None:
@@ -78,6 +94,8 @@ def _download(name: str, revision: str | None) -> Path:
     except RevisionNotFoundError:
         raise ValueError(f"the repository {name} has no revision {revision}") from None
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as err:
+        if isinstance(err, OSError) and err.errno in _DISK_ERRORS:
+            raise
         if huggingface_hub.constants.HF_HUB_OFFLINE:
             reason, remedy = "HF_HUB_OFFLINE is set", "unset it"
         else:

@@ -93,6 +93,11 @@ def import_model(
     return Imported(run, opened.path, model_type, config, weights, opened.config.T, tokenizer, earlier)
 
 
+def default_run_name(name: str) -> str:
+    """The name of the run folder of a model if no other is given: that of the model, in lower case."""
+    return Path(public_name(name)).name.lower() or "model"
+
+
 def _is_import_of(run: RunFolder, name: str) -> bool:
     return (read_source(run.path) or {}).get("name") == name
 

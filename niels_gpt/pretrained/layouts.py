@@ -1,7 +1,7 @@
 """Where each tensor of a Hugging Face checkpoint belongs in ours, in both directions.
 
-A family (`families.py`) lists its tensors as `Placed` entries: the name and shape there, the tensor and rows here, and
-a reordering between them. Import reads one entry after the other and writes it into place; export does the reverse.
+A family (`families.py`) lists its tensors as `MappedTensor`: the name and shape there, the tensor and rows here, and a
+reordering between them. Import reads one tensor after the other and copies it into ours; export does the reverse.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class NeoXHeads:
         return torch.stack(parts, dim=1).reshape(ours.shape)
 
 
-class Placed(NamedTuple):
+class MappedTensor(NamedTuple):
     """A tensor of theirs, and where it is in our state dict."""
 
     name: str

@@ -13,7 +13,7 @@ import torch
 from niels_gpt.config import ModelConfig
 from niels_gpt.model.sizes import weight_shapes
 from niels_gpt.pretrained.families import Family, family_of_options
-from niels_gpt.pretrained.layouts import Placed, Same
+from niels_gpt.pretrained.layouts import MappedTensor, Same
 from niels_gpt.pretrained.safetensors_file import StoredTensor, read_header
 
 HEADS = ("lm_head.weight", "embed_out.weight")
@@ -32,7 +32,7 @@ class ModelFolder:
     family: Family
     config: ModelConfig
     """T is the longest context that the model was made for."""
-    tensors: tuple[tuple[Placed, StoredTensor], ...]
+    tensors: tuple[tuple[MappedTensor, StoredTensor], ...]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -48,7 +48,7 @@ class ModelFolder:
         """Our state dict, in `dtype` (default: that of the weights), read one tensor at a time.
 
         on_bytes: called with the number of bytes of each tensor that has been read.
-        Raises ValueError for a bias that is not zero, a tied head that is not the embedding, and for numbers that are
+        Raises ValueError for a bias that is not zero, a tied head that is not the embedding, and for weights that are
         not finite.
         """
         damaged: list[str] = []
@@ -57,28 +57,28 @@ class ModelFolder:
         shapes = dict(weight_shapes(self.config))
         # All are allocated before the first temporary tensor: those between them would leave gaps in the heap.
         state = {name: torch.empty(shape, dtype=dtype) for name, shape in shapes.items() if name not in tied}
-        for placed, stored in self.tensors:
-            if placed.ours in tied:
-                self._check_tied(placed.name, stored, state["tok_emb.weight"])
-            elif placed.ours is None:
+        for mapped, stored in self.tensors:
+            if mapped.ours in tied:
+                self._check_tied(mapped.name, stored, state["tok_emb.weight"])
+            elif mapped.ours is None:
                 if stored.read().any():
                     raise ValueError(
-                        f"{self.path} has a bias that is not zero ({placed.name}): models of type "
+                        f"{self.path} has a bias that is not zero ({mapped.name}): models of type "
                         f"{self.family.model_type} are supported only without biases"
                     )
             else:
-                rows = state[placed.ours][placed.rows]
-                if isinstance(placed.layout, Same) and stored.dtype == dtype:
+                rows = state[mapped.ours][mapped.rows]
+                if isinstance(mapped.layout, Same) and stored.dtype == dtype:
                     stored.read_into(rows)
                 else:
-                    rows.copy_(placed.layout.to_ours(stored.read()))
+                    rows.copy_(mapped.layout.to_ours(stored.read()))
                 if not all(extreme.isfinite() for extreme in torch.aminmax(rows)):  # without a temporary tensor
-                    damaged.append(placed.name)
+                    damaged.append(mapped.name)
             if on_bytes is not None:
                 on_bytes(stored.nbytes)
         if damaged:
             raise ValueError(
-                f"{self.path} has tensors with nan or infinite numbers ({_listed(damaged)}): it is damaged, download "
+                f"{self.path} has tensors with nan or infinite weights ({_listed(damaged)}): it is damaged, download "
                 "it again or use another copy"
             )
         return {name: state["tok_emb.weight" if name in tied else name] for name in shapes}
@@ -164,7 +164,7 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def _match(
     folder: Path, family: Family, config: ModelConfig, stored: dict[str, StoredTensor]
-) -> tuple[tuple[Placed, StoredTensor], ...]:
+) -> tuple[tuple[MappedTensor, StoredTensor], ...]:
     """The tensors of the family with those of the files. Raises ValueError that lists everything that does not fit."""
     if not any(name.startswith(family.prefix) for name in stored):  # a base model, saved without its head
         stored = {name if name in HEADS else family.prefix + name: tensor for name, tensor in stored.items()}
@@ -173,31 +173,31 @@ def _match(
             f"the config.json of {folder} ({family.model_type}) has {config.L:,} layers, but the files only "
             f"{len(stored):,} tensors: download it again"
         )
-    found: list[tuple[Placed, StoredTensor]] = []
+    found: list[tuple[MappedTensor, StoredTensor]] = []
     missing: list[str] = []
     wrong: list[str] = []
     integers: list[str] = []
     tied_heads = [name for name in HEADS if config.tie_embeddings and name in stored]  # must equal the embedding
-    heads = [Placed(name, (config.V, config.C), "lm_head.weight") for name in tied_heads]
-    for placed in (*family.tensors(config), *heads):
-        tensor = stored.pop(placed.name, None)
+    heads = [MappedTensor(name, (config.V, config.C), "lm_head.weight") for name in tied_heads]
+    for mapped in (*family.tensors(config), *heads):
+        tensor = stored.pop(mapped.name, None)
         if tensor is None:
-            if placed.ours is not None:
-                missing.append(placed.name)
-        elif tensor.shape != placed.shape:
-            wrong.append(f"{placed.name} is {_by(tensor.shape)} instead of {_by(placed.shape)}")
+            if mapped.ours is not None:
+                missing.append(mapped.name)
+        elif tensor.shape != mapped.shape:
+            wrong.append(f"{mapped.name} is {_by(tensor.shape)} instead of {_by(mapped.shape)}")
         elif not tensor.dtype.is_floating_point:
-            integers.append(f"{placed.name} has {tensor.dtype}")
+            integers.append(f"{mapped.name} has {tensor.dtype}")
         else:
-            found.append((placed, tensor))
+            found.append((mapped, tensor))
     surplus = []
     for name, tensor in stored.items():
         weight = name.removesuffix("bias") + "weight"
         if family.is_computed(name):
             continue
         floats = tensor.dtype.is_floating_point
-        if name.endswith(".bias") and floats and any(placed.name == weight for placed, _ in found):
-            found.append((Placed(name, tensor.shape, None), tensor))  # must be zero
+        if name.endswith(".bias") and floats and any(mapped.name == weight for mapped, _ in found):
+            found.append((MappedTensor(name, tensor.shape, None), tensor))  # must be zero
         else:
             surplus.append(name)
     kinds = {
@@ -220,4 +220,4 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _by(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) or "a number"
+    return " x ".join(map(str, shape)) or "a scalar"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_gpt.config.public_model import folder_or_id
+from niels_gpt.pretrained.find_model import local_folder
 from niels_gpt.pretrained.model_folder import ModelFolder
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.history import history
@@ -47,14 +48,14 @@ class PublicBase(NamedTuple):
     """Whether it is an export of ours that was trained on private text and not cleared by an audit."""
 
 
-def public_base(run: RunFolder) -> PublicBase | None:
-    """The public model that a run is, or began with (`init_from`); None if there is none, or it is gone."""
+def public_base(run: RunFolder | None) -> PublicBase | None:
+    """The public model that a run is, or began with (`init_from`); None if there is none, or a run between is gone."""
     for past in history(run):
         if past.run.imported:
             return _read_source(past.run)
-        if past.from_public and past.start is not None:
-            start = past.start
-            return PublicBase(public_name(past.config.init_from), _licence(start), _says_private(start))
+        if past.from_public:
+            folder, name = local_folder(past.config.init_from), public_name(past.config.init_from)
+            return PublicBase(name, "") if folder is None else PublicBase(name, _licence(folder), _says_private(folder))
     return None
 
 
@@ -65,7 +66,7 @@ def _read_source(run: RunFolder) -> PublicBase | None:
 
 
 def _says_private(folder: Path) -> bool:
-    """Whether config.json has PRIVATE_TEXT; a folder that is gone says nothing."""
+    """Whether config.json has PRIVATE_TEXT; one that cannot be read says nothing."""
     try:
         return bool(parse_json((folder / "config.json").read_bytes()).get(PRIVATE_TEXT))
     except (OSError, ValueError, AttributeError):

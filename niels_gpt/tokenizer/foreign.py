@@ -18,7 +18,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +76,9 @@ class ForeignTokenizer:
         self.lossy: str | None = find_losses(self)
         """What `decode(encode(text))` changes in some texts; None for a tokenizer that keeps every character."""
 
-    def __reduce__(self) -> tuple[type[ForeignTokenizer], tuple[dict[str, bytes]]]:
-        return ForeignTokenizer, (self.files,)
+    def __reduce__(self) -> tuple[partial[ForeignTokenizer], tuple[dict[str, bytes]]]:
+        """Pickle the files and where they are from: another process loads them again."""
+        return partial(ForeignTokenizer, where=self.where), (self.files,)
 
     @property
     def loss_notice(self) -> str | None:
@@ -183,7 +184,7 @@ class ForeignTokenizer:
         """The ids that transformers adds before a text: by tokenizer_config.json, else by the tokenizer itself."""
         if "add_bos_token" in self._config or "add_eos_token" in self._config:
             return [self.bos_id] if self._config.get("add_bos_token") and self.bos_id is not None else []
-        return self._model.added_ids()[0]
+        return self._model.ids_before_text()
 
     def special_token_ids(self) -> dict[str, int]:
         """Return `eot` (the end of a document), `bos` if there is one, and the id of each special string."""

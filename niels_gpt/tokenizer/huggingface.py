@@ -70,14 +70,14 @@ class HuggingFaceModel:
         i: int | None = self._plain.token_to_id(piece)
         return i
 
-    def added_ids(self) -> tuple[list[int], list[int]]:
-        """(ids before, ids after) a text that the post-processor adds."""
+    def ids_before_text(self) -> list[int]:
+        """The ids that the post-processor adds before a text."""
         with self._errors("cannot encode a text"):
             alone = self._plain.encode("a", add_special_tokens=False).ids
             full = self._plain.encode("a", add_special_tokens=True).ids
         count = len(full) - len(alone)
         before = next((n for n in range(count + 1) if full[n : n + len(alone)] == alone), 0)
-        return full[:before], full[before + len(alone) :]
+        return list(full[:before])
 
     def encode(self, text: str, *, as_text: bool = False, inside: bool = False) -> list[int]:
         """Return the ids of a text. `as_text`: special strings are text; `inside`: it continues another text."""

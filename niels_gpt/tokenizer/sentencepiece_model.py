@@ -66,10 +66,10 @@ class SentencePieceModel:
         """The id of a piece."""
         return self._ids.get(piece, self._known.get(piece))
 
-    def added_ids(self) -> tuple[list[int], list[int]]:
-        """(ids before, ids after) a text: the start of a text, as Llama's tokenizers add it."""
+    def ids_before_text(self) -> list[int]:
+        """The ids that Llama's tokenizers add before a text: bos, if there is one."""
         bos: int = self._sp.bos_id()
-        return ([bos] if bos >= 0 else []), []
+        return [bos] if bos >= 0 else []
 
     def ends(self) -> tuple[str | None, str | None]:
         """The pieces of (bos, eos) that the model itself names."""

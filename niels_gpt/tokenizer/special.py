@@ -7,6 +7,7 @@ import re
 SPECIAL_NAMES = ("sys", "usr", "asst", "eot")
 SPECIAL_TOKENS = tuple(f"<|ngpt_{name}_84a5023f67d74cf29cc4001becde983c|>" for name in SPECIAL_NAMES)
 """The strings of sys, usr, asst and eot. The long number keeps them out of ordinary text."""
+SPECIAL_STRINGS = dict(zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True))
 _PREFIX = "<|ngpt_"
 _INSIDE = re.compile(f"(?<=<)(?={'|'.join(re.escape(token[1:]) for token in SPECIAL_TOKENS)})")
 

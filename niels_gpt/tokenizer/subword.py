@@ -19,11 +19,10 @@ from niels_gpt.system.program import command
 from niels_gpt.tokenizer.byte_level import check_text, flat_ids
 from niels_gpt.tokenizer.dtypes import token_dtype
 from niels_gpt.tokenizer.piece_text import BLOCK, byte_of_piece, byte_piece
-from niels_gpt.tokenizer.special import SPECIAL_NAMES, SPECIAL_TOKENS, split_special
+from niels_gpt.tokenizer.special import SPECIAL_NAMES, SPECIAL_STRINGS, SPECIAL_TOKENS, split_special
 
 _PROBE = f"  \ufb01\u2460\t {BLOCK}\u6f22e\u0301\n  "
 """Text that SentencePiece changes unless it is trained with the right options."""
-_NAMES_AND_TOKENS = tuple(zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True))
 
 
 def _remedy() -> str:
@@ -55,7 +54,7 @@ class Tokenizer:
         self.dtype = token_dtype(self.vocab_size)
         """Of the arrays of `encode_batch`: uint16, or uint32 if the vocabulary has more than 65,536 ids."""
         ids = [self._sp.piece_to_id(token) for token in SPECIAL_TOKENS]
-        for (name, token), i in zip(_NAMES_AND_TOKENS, ids, strict=True):
+        for (name, token), i in zip(SPECIAL_STRINGS.items(), ids, strict=True):
             if self._sp.id_to_piece(i) != token:
                 raise ValueError(f"{where} has no special token {name} ({token}): {_remedy()}")
         self._special = dict(zip(SPECIAL_NAMES, ids, strict=True))
@@ -70,7 +69,7 @@ class Tokenizer:
     def _check(self, where: str) -> None:
         """Raise ValueError for a model that would lose text: truncated, or trained with other options."""
         missing = [byte for byte in range(256) if not self._sp.is_byte(self._sp.piece_to_id(byte_piece(byte)))]
-        single = all(self.encode(token) == [self._special[name]] for name, token in _NAMES_AND_TOKENS)
+        single = all(self.encode(token) == [self._special[name]] for name, token in SPECIAL_STRINGS.items())
         ids = self.encode(_PROBE)
         if missing or not single or b"".join(map(self._bytes_of, ids)) != _PROBE.encode("utf-8"):
             raise ValueError(

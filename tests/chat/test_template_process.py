@@ -127,6 +127,33 @@ def test_a_worker_that_is_killed_while_the_timer_starts_took_too_long(monkeypatc
         TemplateProcess("a", where="here").render([{}], NOW)
 
 
+def test_an_interrupted_call_does_not_answer_the_next_one(monkeypatch):
+    template = TemplateProcess("{{ x }}", where="here")
+    assert template.render([{"x": "first"}], NOW) == ["first"]
+    interrupted = template._process
+
+    class NoAnswer:
+        """The pipe of the process, of which Ctrl-C ends the first read."""
+
+        def __init__(self, pipe):
+            self.pipe, self.reads = pipe, 0
+
+        def readline(self):
+            self.reads += 1
+            if self.reads == 1:
+                raise KeyboardInterrupt
+            return self.pipe.readline()
+
+        def __getattr__(self, name):
+            return getattr(self.pipe, name)
+
+    monkeypatch.setattr(interrupted, "stdout", NoAnswer(interrupted.stdout))
+    with pytest.raises(KeyboardInterrupt):
+        template.render([{"x": "second"}], NOW)
+    assert template.render([{"x": "third"}], NOW) == ["third"]
+    assert interrupted.poll() is not None
+
+
 def test_syntax_error_with_line():
     with pytest.raises(ValueError, match=r"here.*line 2"):
         render("a\n{% for %}")

@@ -179,6 +179,21 @@ def test_an_import_of_an_uncleared_export_is_not_cleared_and_stays_private(tmp_p
     assert json.loads((tmp_path / "laundered/config.json").read_text("utf-8"))["niels_gpt_private_text"] is True
 
 
+def test_an_audit_of_later_notes_does_not_clear_the_private_text_of_the_base(tmp_path, capsys):
+    place = reciting.copy_to(tmp_path / "place")
+    assert call("export", "hf", place / "run", "--out", "recites", "--anyway") == 0
+    later = reciting.write_notes(tmp_path / "later", first=1)
+    shares = ("--set=train.p_train={roam: 1.0}", "--set=train.p_val={roam: 1.0}", "--set=data.roam_val_frac=0.25")
+    tune = ("--set=init_from=hf:recites", "--set=train.B=2", "--set=output.sample_every=0", "--device=cpu", *shares)
+    assert call("train", "--run-dir", "tuned", "--steps", "1", "--notes", later, *tune) == 0
+    capsys.readouterr()
+    assert call("export", "hf", "tuned", "--out", "laundered", "--audit") == NOT_JUDGED
+    assert "recites" in error_of(capsys) and not (tmp_path / "laundered").exists()
+    assert call("export", "hf", "tuned", "--out", "laundered") == NOT_JUDGED
+    assert call("export", "hf", "tuned", "--out", "laundered", "--anyway") == 0
+    assert json.loads((tmp_path / "laundered/config.json").read_text("utf-8"))["niels_gpt_private_text"] is True
+
+
 def test_the_card_of_an_imported_model_claims_nothing_about_its_data(untrained, tmp_path, capsys):
     assert call("export", "hf", untrained, "--out", "public") == 0
     assert call("import", "hf", "public", "--run-dir", "again") == 0
@@ -221,8 +236,12 @@ def test_other_files_are_not_replaced(untrained, tmp_path, capsys):
     assert call("export", "hf", untrained, "--out", "out") == 1
     assert "--overwrite" in error_of(capsys) and snapshot(tmp_path / "out") == before
     (tmp_path / "out/mine.txt").write_text("x", encoding="utf-8")
+    assert call("export", "hf", untrained, "--out", "out", "--overwrite") == 1
+    assert "mine.txt" in error_of(capsys) and (tmp_path / "out/mine.txt").read_text(encoding="utf-8") == "x"
+    (tmp_path / "out/mine.txt").unlink()
+    (tmp_path / "out/README.md").write_text("edited", encoding="utf-8")
     assert call("export", "hf", untrained, "--out", "out", "--overwrite") == 0
-    assert not (tmp_path / "out/mine.txt").exists()
+    assert snapshot(tmp_path / "out") == before
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/a.md").write_text("x", encoding="utf-8")
     capsys.readouterr()

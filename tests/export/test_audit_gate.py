@@ -110,11 +110,26 @@ def test_the_runs_before_count_and_a_checkpoint_alone_is_unknown(tmp_path):
 @pytest.mark.parametrize("base", ["hf:some/model", "base/checkpoints/best.pt"])
 def test_a_public_base_has_no_private_sources(tmp_path, base):
     """An imported model is a run of step 0, whose config names sources that it was never trained on."""
-    make_run("base", config=small_config(Path("data")), steps=(0,), best=0)
+    imported = make_run("base", config=small_config(Path("data")), steps=(0,), best=0)
+    imported.source_path.write_text("{}")
     config = small_config(Path("data"), "train.p_train={primer: 1.0}")
     init_from = base if base.startswith("hf:") else str(tmp_path / base)
     make_run("run", config=dataclasses.replace(config, init_from=init_from))
     assert private_sources(load_run("run", None, "cpu")) == ["primer"]
+    assert private_sources(load_run("base", None, "cpu")) == []
+
+
+def test_a_run_that_failed_in_its_first_step_has_the_sources_of_the_run_before(tmp_path):
+    """Out of memory in the first step, it saves a checkpoint of step 0: the weights that it started from."""
+    make_run("base", config=small_config(Path("data")), best=2)
+    public = small_config(Path("data"), "train.p_train={wiki: 1.0}", "data.wiki=embedded")
+    init_from = str(tmp_path / "base/checkpoints/best.pt")
+    make_run("failed", config=dataclasses.replace(public, init_from=init_from), steps=(0,))
+    loaded = load_run("failed", None, "cpu")
+    assert loaded.step == 0 and {"roam", "primer"} <= set(check(loaded).private) and check(loaded).trained
+    after = dataclasses.replace(public, init_from=str(loaded.path.resolve()))
+    make_run("after", config=after)
+    assert {"roam", "primer"} <= set(private_sources(load_run("after", None, "cpu")))
 
 
 def test_only_audits_of_these_weights_count_and_the_worst_of_them():

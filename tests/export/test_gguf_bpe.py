@@ -9,21 +9,26 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
 from niels_gpt.data import embedded
-from niels_gpt.export.gguf_bpe import _LLAMA3, _QWEN2, read_bpe
+from niels_gpt.export.gguf_bpe import read_bpe
 from niels_gpt.export.gguf_file import write_gguf
 from niels_gpt.export.hugging_face import write_hf
 from niels_gpt.export.ollama import modelfile
 from niels_gpt.model.gpt import GPT
 from niels_gpt.tokenizer import ForeignTokenizer
 from tests.cli import call
+from tests.foreign_tokenizers import QWEN_PATTERN
 
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 PLAIN = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 WITH_REGEX = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 PRE_TOKENIZERS = {
     "gpt-2": WITH_REGEX,
     "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), WITH_REGEX]),
-    "llama-bpe": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_LLAMA3), "isolated"), PLAIN]),
-    "qwen2": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_QWEN2), "isolated"), PLAIN]),
+    "llama-bpe": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated"), PLAIN]),
+    "qwen2": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN_PATTERN), "isolated"), PLAIN]),
 }
 """llama.cpp's name -> the pre-tokenizer, as in the published files."""
 
@@ -75,7 +80,7 @@ def test_the_tokenizers_are_recognized(pre):
     ],
 )
 def test_others_are_refused_by_name(data, named):
-    with pytest.raises(ValueError, match=rf"export gguf.*{named}"):
+    with pytest.raises(ValueError, match=rf"export gguf.*{named}.*export hf"):
         read_bpe(data)
 
 

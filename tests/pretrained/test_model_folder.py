@@ -54,11 +54,11 @@ def test_what_was_read_is_written_unchanged(name: str, tmp_path: Path) -> None:
     theirs = random_model(name)
     opened = open_folder(save(theirs, tmp_path))
     state, stored = opened.read_state(), safetensors.torch.load_file(tmp_path / "model.safetensors")
-    for placed in opened.family.tensors(opened.config):
-        if placed.ours is not None:
-            found = placed.layout.to_theirs(state[placed.ours][placed.rows])
-            assert found.shape == placed.shape
-            assert torch.equal(found, stored[placed.name])
+    for mapped in opened.family.tensors(opened.config):
+        if mapped.ours is not None:
+            found = mapped.layout.to_theirs(state[mapped.ours][mapped.rows])
+            assert found.shape == mapped.shape
+            assert torch.equal(found, stored[mapped.name])
     family = family_of_config(opened.config)
     shared = {"model_type": family.model_type, "vocab_size": opened.config.V}
     shared["tie_word_embeddings"] = opened.config.tie_embeddings
