@@ -47,7 +47,7 @@ def write_gguf(
     """Write a model and its tokenizer to `path`, completely or not at all.
 
     kind: one of TYPES. learned_chat: as for `hugging_face.write_hf`. Raises ValueError for a model that llama.cpp does
-    not compute, and OSError for a failed write.
+    not compute and for weights that float16 does not have, and OSError for a failed write.
     """
     try:
         from gguf import GGUFWriter, quants
@@ -70,6 +70,7 @@ def write_gguf(
             writer.write_ti_data_to_file()
             for tensor in tensors:  # one at a time: the copy of one matrix is all the memory it takes
                 values = tensor.weight.detach().float().cpu().contiguous().numpy()
+                _check_range(tensor, values)
                 writer.write_tensor_data(quants.quantize(values, tensor.kind))
         except OSError as err:
             if err.errno is None:  # numpy reports a short write without the reason
@@ -92,6 +93,13 @@ def _add_info(writer: GGUFWriter, tensor: _Tensor) -> None:
     else:
         shape = tuple(quants.quant_shape_to_byte_shape(shape, tensor.kind))
         writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), math.prod(shape), tensor.kind)
+
+
+def _check_range(tensor: _Tensor, values: np.ndarray) -> None:
+    """Raise ValueError if weights would become infinite in float16."""
+    limit, most = float(np.finfo(np.float16).max), float(np.abs(values).max(initial=0.0))
+    if tensor.kind.name == "F16" and limit < most < math.inf:
+        raise ValueError(f"{tensor.name} has weights up to {most:g}, but f16 ends at {limit:g}: use --type f32")
 
 
 def _kind_of(name: str, weight: torch.Tensor, kind: str) -> GGMLQuantizationType:

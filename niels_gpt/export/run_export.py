@@ -111,7 +111,7 @@ def export_gguf(
     """Write a GGUF file; return llama.cpp's name of the architecture.
 
     with_modelfile: also write `Modelfile`, for Ollama, into the same folder. Raises ValueError for a model that
-    llama.cpp does not compute, and as `check_file` does. A failed write leaves nothing.
+    llama.cpp does not compute, and as `check_file` does. A GGUF file that cannot be written leaves nothing.
     """
     check_file(out, overwrite=overwrite, with_modelfile=with_modelfile)
     created = [parent for parent in out.absolute().parents if not parent.exists()]

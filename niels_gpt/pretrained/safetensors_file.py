@@ -126,7 +126,10 @@ class NamedTensor(NamedTuple):
 
 
 def write_safetensors(path: Path, tensors: Sequence[NamedTensor], dtype: torch.dtype) -> None:
-    """Write tensors in the order given, completely or not at all, in one of DTYPES. Raises OSError."""
+    """Write tensors in the order given, completely or not at all, in one of DTYPES.
+
+    Raises OSError, and ValueError for weights that are infinite in this type though they were not.
+    """
     code = next(name for name, known in DTYPES.items() if known == dtype)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -138,7 +141,13 @@ def write_safetensors(path: Path, tensors: Sequence[NamedTensor], dtype: torch.d
     with files.atomic_write(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors:
-            data = tensor.read().detach().to(device="cpu", dtype=dtype).contiguous()
+            values = tensor.read().detach()
+            data = values.to(device="cpu", dtype=dtype).contiguous()
             if tuple(data.shape) != tensor.shape:
                 raise ValueError(f"{tensor.name} has the shape {tuple(data.shape)}, expected {tensor.shape}")
+            if data.isinf().any() and not values.isinf().any():
+                most, limit = float(values.abs().max()), torch.finfo(dtype).max
+                raise ValueError(
+                    f"{tensor.name} has weights up to {most:g}, but {dtype} ends at {limit:g}: choose another type"
+                )
             file.write(data.flatten().view(torch.uint8).numpy().data)

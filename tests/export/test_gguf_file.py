@@ -147,6 +147,19 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_weights_that_f16_does_not_have(tmp_path):
+    model, tokenizer = make("v1")
+    with torch.no_grad():
+        model.blocks[0].mlp.up.weight[0, 0] = -70000.0
+    with pytest.raises(ValueError, match=r"blk\.0\.ffn_up\.weight.*70000.*65504.*--type f32"):
+        write_gguf(model, tokenizer, tmp_path / "m.gguf", kind="f16")
+    assert list(tmp_path.iterdir()) == []
+    for kind in ("f32", "q8_0"):
+        write_gguf(model, tokenizer, tmp_path / f"{kind}.gguf", kind=kind)
+        [up] = [t for name, t in read(tmp_path / f"{kind}.gguf")[1].items() if name == "blk.0.ffn_up.weight"]
+        assert gguf.quants.dequantize(up.data, up.tensor_type)[0, 0] == pytest.approx(-70000.0, rel=1e-2)
+
+
 def test_divisors_of_scaled_frequencies_give_our_angles(tmp_path):
     model, tokenizer = make("scaled RoPE")
     write_gguf(model, tokenizer, tmp_path / "m.gguf")

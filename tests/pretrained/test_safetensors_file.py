@@ -34,3 +34,11 @@ def test_a_wrong_shape_writes_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"\bx\b.*\(2,\).*\(3,\)"):
         write_safetensors(tmp_path / "m.safetensors", [NamedTensor("x", (3,), lambda: torch.zeros(2))], torch.float32)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_float16_does_not_have_write_nothing(tmp_path):
+    large = NamedTensor("x", (2,), lambda: torch.tensor([65504.0, -70000.0]))
+    with pytest.raises(ValueError, match=r"\bx\b.*70000.*float16.*65504"):
+        write_safetensors(tmp_path / "m.safetensors", [large], torch.float16)
+    assert list(tmp_path.iterdir()) == []
+    write_safetensors(tmp_path / "m.safetensors", [large], torch.bfloat16)
