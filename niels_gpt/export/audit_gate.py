@@ -192,7 +192,7 @@ def remember(loaded: LoadedRun, verdict: AuditVerdict, out: Path | None = None) 
             folder.mkdir(exist_ok=True)
             files.write_json(folder / "audit.json", fields)
         except OSError as err:
-            return f"export will not know of this audit: {one_line(error_message(err))}"
+            return f"warning: export will not know of this audit: {one_line(error_message(err))}"
     return ""
 
 

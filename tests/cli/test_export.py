@@ -157,6 +157,16 @@ def test_other_audits_say_that_they_do_not(forgetful, tmp_path, capsys, options,
     assert named in error_of(capsys)
 
 
+def test_an_audit_that_cannot_be_stored_warns(forgetful, capsys):
+    (forgetful / "run/export-audit").write_text("a file in the place of the folder", encoding="utf-8")
+    assert call("audit", forgetful / "run", "--json") == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["verdict"] == "SAFE"
+    [line] = [line for line in told.err.splitlines() if line.startswith("warning: ")]
+    assert str(forgetful / "run/export-audit") in line
+    assert call("export", "hf", forgetful / "run", "--out", "out") == NOT_JUDGED
+
+
 def test_an_import_of_an_uncleared_export_is_not_cleared_and_stays_private(tmp_path, capsys):
     place = reciting.copy_to(tmp_path / "place")
     assert call("export", "hf", place / "run", "--out", "out", "--anyway") == 0
