@@ -47,7 +47,7 @@ def write_gguf(
     """Write a model and its tokenizer to `path`, completely or not at all.
 
     kind: one of TYPES. learned_chat: as for `hugging_face.write_hf`. Raises ValueError for a model that llama.cpp does
-    not compute and for weights that float16 does not have, and OSError for a failed write.
+    not compute and for weights that are too large for float16, and OSError for a failed write.
     """
     try:
         from gguf import GGUFWriter, quants
@@ -96,9 +96,11 @@ def _add_info(writer: GGUFWriter, tensor: _Tensor) -> None:
 
 
 def _check_range(tensor: _Tensor, values: np.ndarray) -> None:
-    """Raise ValueError if weights would become infinite in float16."""
+    """Raise ValueError for a tensor in float16 if its weights are too large for that."""
+    if tensor.kind.name != "F16":
+        return
     limit, most = float(np.finfo(np.float16).max), float(np.abs(values).max(initial=0.0))
-    if tensor.kind.name == "F16" and limit < most < math.inf:
+    if limit < most < math.inf:
         raise ValueError(f"{tensor.name} has weights up to {most:g}, but f16 ends at {limit:g}: use --type f32")
 
 

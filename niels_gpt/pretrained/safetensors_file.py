@@ -128,7 +128,7 @@ class NamedTensor(NamedTuple):
 def write_safetensors(path: Path, tensors: Sequence[NamedTensor], dtype: torch.dtype) -> None:
     """Write tensors in the order given, completely or not at all, in one of DTYPES.
 
-    Raises OSError, and ValueError for weights that are infinite in this type though they were not.
+    Raises OSError, and ValueError for weights that are too large for this type.
     """
     code = next(name for name, known in DTYPES.items() if known == dtype)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -148,6 +148,6 @@ def write_safetensors(path: Path, tensors: Sequence[NamedTensor], dtype: torch.d
             if data.isinf().any() and not values.isinf().any():
                 most, limit = float(values.abs().max()), torch.finfo(dtype).max
                 raise ValueError(
-                    f"{tensor.name} has weights up to {most:g}, but {dtype} ends at {limit:g}: choose another type"
+                    f"{tensor.name} has weights up to {most:g}, but {dtype} ends at {limit:g}: use bf16 or fp32"
                 )
             file.write(data.flatten().view(torch.uint8).numpy().data)
