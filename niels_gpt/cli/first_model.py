@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from niels_gpt.runs.pipeline import PipelineFolder
     from niels_gpt.training.score_run import Scores
     from niels_gpt.workflow.chat_model import Corpus
-    from niels_gpt.workflow.note_dialogues import NoteTopic
+    from niels_gpt.workflow.note_topics import NoteTopic
     from niels_gpt.workflow.plan import Plan
 
 EXAMPLES = 3
@@ -249,9 +249,10 @@ def show_answers(trained: TrainedModel, topics: Sequence[NoteTopic], *, notes: i
     from niels_gpt.cli.eval import ask_all
     from niels_gpt.inference.questions import Question, share_on_topic
     from niels_gpt.system.console import plural
+    from niels_gpt.workflow.note_questions import new_question
 
     asked = topics[:: max(len(topics) // most, 1)][:most]
-    questions = [Question(topic.name, topic.new_question, (topic.begin,)) for topic in asked]
+    questions = [Question(topic.name, new_question(topic), (topic.begin,)) for topic in asked]
     if not questions:
         return
     answers, second = ask_all(trained.chat, questions)

@@ -29,7 +29,8 @@ from niels_gpt.data.types import ChatMessage, ChatSample
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
 from niels_gpt.tokenizer import ByteTokenizer, SubwordTokenizer, load_tokenizer, train_tokenizer
-from niels_gpt.workflow.note_dialogues import NoteTopic, choose_topics, note_topics
+from niels_gpt.workflow.note_questions import new_question, question_frames, questions_about
+from niels_gpt.workflow.note_topics import NoteTopic, choose_topics, note_topics
 from niels_gpt.workflow.plan import ABOUT_NOTES, Plan
 from niels_gpt.workflow.variations import in_chats, with_variations
 
@@ -47,8 +48,6 @@ DIALOGUES = "dialogues"
 """Name of the source of other dialogues than those about the notes."""
 PERSONA = "niels"
 """Dialogues of the package with this name teach a model what it is."""
-ROWS_PER_TOPIC = 24
-"""Rows about one topic of the notes; a topic that is seen less often is not learned."""
 BYTE_DIALOGUES = 0.4
 """Share of the rows that are dialogues, for a model over bytes."""
 QUESTION = "what is niels?"
@@ -138,7 +137,7 @@ def topics_of(corpus: Corpus, plan: Plan) -> list[NoteTopic]:
     notes = [
         (title_of(path), list(note_topics(text, title=title_of(path)))) for path, text in corpus.texts(corpus.train)
     ]
-    chosen = choose_topics(notes, most=max(int(rows * share / ROWS_PER_TOPIC), 1))
+    chosen = choose_topics(notes, most=max(int(rows * share / plan.rows_per_topic), 1))
     return [topic for topic in chosen if not find_secrets(topic.answer)]
 
 
@@ -162,7 +161,7 @@ def write_dialogues(
     topics: of the notes. most: keep so many of the others, evenly chosen; 0: all. errors: how the file is decoded.
     The files get mode 0600: they hold text of the notes.
     """
-    chats = iter_primer_sft(dialogues or embedded.PRIMER, errors=_errors(errors))
+    chats = list(iter_primer_sft(dialogues or embedded.PRIMER, errors=_errors(errors)))
     if dialogues is None and general:
         samples = {DIALOGUES: general_dialogues(chats, general)}  # without variations, some of which name niels
     else:
@@ -171,13 +170,16 @@ def write_dialogues(
     if topics:
         samples[ABOUT_NOTES] = [
             ChatSample([ChatMessage("user", question), ChatMessage("assistant", topic.answer)], ABOUT_NOTES, {})
-            for topic in topics
-            for question in topic.questions
+            for question, topic in questions_about(topics, _frames(chats))
         ]
     others = [sample for source in samples.values() for sample in source]
     return {
         name: _write(folder / f"{name}.jsonl", in_chats(source, others, seed=SEED)) for name, source in samples.items()
     }
+
+
+def _frames(chats: Iterable[ChatSample]) -> list[str]:
+    return question_frames(message.content for chat in chats for message in chat.messages if message.role == "user")
 
 
 def general_dialogues(samples: Iterable[ChatSample], most: int) -> list[ChatSample]:
@@ -300,7 +302,7 @@ def prepare(
         most=plan.most_dialogues,
         errors=corpus.errors,
     )
-    question = topics[0].questions[0] if topics else QUESTION
+    question = new_question(topics[0]) if topics else QUESTION
     if not plan.vocab_size:
         config = byte_config(plan, corpus, folder, numbers, question=question)
         return Prepared({"bytes": _with_licence(config, dialogues, corpus)}, numbers)

@@ -35,14 +35,16 @@ TOKENS_PER_WEIGHT = 6
 """A size is worth its time if each weight sees this many tokens: with fewer, the next smaller model is better."""
 EPOCHS = 10
 """Passes over the notes at most; more only learn them by heart."""
-SFT_STEPS = 1000
+SFT_STEPS = 2000
 """Steps of fine-tuning on dialogues that suffice."""
 SFT_SHARE = 0.45
 """Share of the training time for fine-tuning, at most."""
 SFT_LENGTH = 64
 """Tokens of a conversation, about: the rest of a row is padding, which costs nothing."""
-ABOUT_SHARE = 0.4
+ABOUT_SHARE = 0.5
 """Share of the fine-tuning rows that are about the notes."""
+ROWS_PER_TOPIC, ROWS_OF_BASE = 60, 24
+"""Rows about one topic of the notes, for a new model and for a base; a topic that is seen less often is not learned."""
 ABOUT_NOTES = "about_notes"
 """Name of the source of dialogues about the notes."""
 SMALL = 2_000_000
@@ -145,6 +147,7 @@ class Plan:
             sft_rows=0 if sft is None else sft.train.B,
             dropout=model.dropout,
             precision=pretrain.train.precision,
+            init_from=pretrain.init_from,
             about_share=ABOUT_SHARE if sft is None else sft.train.p_train.get(ABOUT_NOTES, ABOUT_SHARE),
         )
 
@@ -152,6 +155,11 @@ class Plan:
     def parameters(self) -> int:
         """Weights of the model."""
         return number_of_weights(config_from_dict({"model": self.model()}).model)
+
+    @property
+    def rows_per_topic(self) -> int:
+        """Rows of fine-tuning about one topic of the notes."""
+        return ROWS_OF_BASE if self.init_from else ROWS_PER_TOPIC
 
     @property
     def subwords(self) -> int:

@@ -206,7 +206,7 @@ def test_a_model_of_a_vault(nasty: Path, primer: Path, tmp_path: Path, capsys: p
     assert re.search(r"not utf-8: latin\.md \(--encoding-errors", out)
     assert "700 subwords" in out
     (about,), (notes,) = re.findall(r"(\d+) about notes", out), re.findall(r"(\d+) notes to train on", out)
-    assert f"It was taught {int(about) // 4} topics of {notes} notes" in out and "the base" not in out
+    assert f"It was taught {int(about) // 32} topics of {notes} notes" in out and "the base" not in out
 
     # Nothing but the run is written.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["my vault", "runs"]

@@ -22,7 +22,6 @@ from niels_gpt.training.tasks.registry import licence_in, open_task
 from niels_gpt.training.tasks.token_task import with_vocabulary
 from niels_gpt.workflow.chat_model import (
     DIALOGUES,
-    ROWS_PER_TOPIC,
     Corpus,
     build_caches,
     byte_config,
@@ -33,7 +32,8 @@ from niels_gpt.workflow.chat_model import (
     topics_of,
     write_dialogues,
 )
-from niels_gpt.workflow.plan import Plan, Size
+from niels_gpt.workflow.note_questions import PER_TOPIC, new_question
+from niels_gpt.workflow.plan import ABOUT_SHARE, ROWS_PER_TOPIC, Plan, Size
 from tests.cache import split_rule, stream_of
 from tests.token_caches import words
 
@@ -86,7 +86,7 @@ def test_what_is_prepared(over: str, corpus: Corpus, vault: Path, folder: Path, 
     )
     assert list(configs) == (["bytes"] if over == "bytes" else ["pretrain", "sft"])
     assert list(numbers) == ["dialogues", "about_notes"]
-    assert topics[0].questions[0] in list(configs.values())[-1].output.sample_prompt
+    assert new_question(topics[0]) in list(configs.values())[-1].output.sample_prompt
     if over == "bytes":
         assert not (tmp_path / "cache" / "tokenizer").exists() and shown == []
         return
@@ -179,7 +179,7 @@ def test_dialogues_are_written(corpus: Corpus, vault: Path, tmp_path: Path) -> N
     trained = [NAMES.index(Path(path).name) for path in corpus.train]
     answers = {f"{words(number, 40)} é{number}." for number in trained} | {f"{words(90 + n, 30)}." for n in trained}
     assert all(any(full.startswith(answer.removesuffix(" ...")) for full in answers) for _, answer in about)
-    assert len(about) == 4 * 2 * len(corpus.train)  # two headings in each note
+    assert len(about) == PER_TOPIC * 2 * len(corpus.train)  # two headings in each note
     for path in (tmp_path / "made").iterdir():  # private: they hold text of the notes
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -219,14 +219,24 @@ def test_the_share_of_dialogues_about_the_notes(corpus: Corpus, vault: Path, tmp
     assert Plan.of(configs["pretrain"], configs["sft"]).about_share == 0.8  # the same topics after a resume
     alone = phase_configs(plan, corpus, tmp_path, ["dialogues"])
     assert alone["sft"].train.p_train == {"dialogues": 1.0}
-    more = topics_of(corpus, dataclasses.replace(plan, sft_steps=30))
-    assert len(more) == 2 * len(topics_of(corpus, dataclasses.replace(PLAN, sft_steps=30)))
+    for share, topics in {0.8: 4, 0.4: 2}.items():  # of 300 rows, 60 for each topic
+        assert len(topics_of(corpus, dataclasses.replace(plan, sft_steps=75, about_share=share))) == topics
+
+
+def test_a_base_needs_fewer_rows_for_a_topic(corpus: Corpus, tmp_path: Path) -> None:
+    plan = dataclasses.replace(PLAN, sft_steps=60, init_from="base")  # 120 rows about notes
+    configs = phase_configs(plan, corpus, tmp_path, ["dialogues", "about_notes"])
+    resumed = Plan.of(configs["pretrain"], configs["sft"])
+    for each, topics in ((plan, 5), (resumed, 5), (dataclasses.replace(plan, init_from=""), 2)):
+        assert len(topics_of(corpus, each)) == topics
 
 
 @pytest.mark.parametrize("vocab_size", [404, 0])
 def test_as_many_topics_as_are_seen_often_enough(corpus: Corpus, vocab_size: int) -> None:
     plan = dataclasses.replace(PLAN, vocab_size=vocab_size)
-    steps, rows, share = ("sft_steps", plan.sft_rows, 0.4) if vocab_size else ("pretrain_steps", 3, 0.4 * 0.4)
+    steps, rows, share = (
+        ("sft_steps", plan.sft_rows, ABOUT_SHARE) if vocab_size else ("pretrain_steps", 3, 0.4 * ABOUT_SHARE)
+    )
     for number in (1, 3, 8):
         enough = math.ceil(number * ROWS_PER_TOPIC / (rows * share))
         assert len(topics_of(corpus, dataclasses.replace(plan, **{steps: enough}))) == number
@@ -247,7 +257,7 @@ def test_the_title_of_a_note_is_its_file_name(vault: Path, tmp_path: Path) -> No
     found = Corpus(**{**vars(found), "train": found.train + found.held_out})
     write_dialogues(vault / "primer.txt", topics_of(found, PLAN), tmp_path / "made")
     asked = [question for question, _ in rows(tmp_path / "made" / "about_notes.jsonl")]
-    assert len(asked) == 4 and all("green ferns at home" in question for question in asked)
+    assert len(asked) == PER_TOPIC and sum("green ferns at home" in question.lower() for question in asked) > 8
 
 
 def test_caches_hold_the_same_halves(corpus: Corpus, folder: Path) -> None:
@@ -316,7 +326,7 @@ def test_the_configs_of_both_phases(corpus: Corpus, folder: Path, vault: Path) -
     assert (pretrain.train.total_steps, pretrain.train.B) == (40, 3)
     assert (sft.train.total_steps, sft.train.B) == (10, 4)
     assert pretrain.train.p_train == pretrain.train.p_val == {"roam": 1.0}
-    assert sft.train.p_train == sft.train.p_val == pytest.approx({"dialogues": 0.6, "about_notes": 0.4})
+    assert sft.train.p_train == sft.train.p_val == pytest.approx({"dialogues": 0.5, "about_notes": 0.5})
     assert configs(corpus, folder, about=False)["sft"].train.p_train == {"dialogues": 1.0}
     data = pretrain.data
     assert (data.roam, data.token_cache, data.roam_val_frac, data.seed) == (str(vault), str(folder), 0.1, 42)
@@ -351,7 +361,7 @@ def test_a_model_over_bytes_reads_notes_and_dialogues_together(corpus: Corpus, f
     plan = Plan(PLAN.size, 0, 40, 0)
     config = byte_config(plan, corpus, folder, ["dialogues", "about_notes"])
     assert (config.task, config.model.V, config.train.total_steps, config.train.B) == ("bytes", 256, 40, 8)
-    assert config.train.p_train == pytest.approx({"roam": 0.6, "dialogues": 0.24, "about_notes": 0.16})
+    assert config.train.p_train == pytest.approx({"roam": 0.6, "dialogues": 0.2, "about_notes": 0.2})
     assert config.train.p_val == {"roam": 1.0}
     assert config.data.cache_dir == str(folder / "streams")
     assert byte_config(plan, corpus, folder, ["dialogues"]).train.p_train == {"roam": 0.6, "dialogues": 0.4}

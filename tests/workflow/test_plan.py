@@ -124,11 +124,11 @@ def test_steps_fill_the_time() -> None:
 
 
 def test_steps_are_limited_by_the_text() -> None:
-    """A fast machine: 1,000 steps of fine-tuning, and ten passes over the notes at 3.5 bytes a token."""
+    """A fast machine: 2,000 steps of fine-tuning, and ten passes over the notes at 3.5 bytes a token."""
     plan = planned(constant(1e-3, 1e-3), note_bytes=350_000)
-    assert plan.sft_steps == 1000
+    assert plan.sft_steps == 2000
     assert plan.pretrain_steps == int(10 * 350_000 / 3.5 / (8 * plan.size.T))
-    assert plan.seconds == pytest.approx((1000 + plan.pretrain_steps) * 1e-3)
+    assert plan.seconds == pytest.approx((2000 + plan.pretrain_steps) * 1e-3)
 
 
 def test_there_are_some_steps_in_no_time() -> None:

@@ -1,32 +1,13 @@
-"""Dialogues about a folder of notes: questions that name a heading, answered with the text below it.
-
-They teach a chat model that it is about these notes. The notes themselves are not changed.
-"""
+"""Topics of a folder of notes: the headings, and the text below them as the answer to questions about them."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-QUESTIONS = (
-    "what do my notes say about {}?",
-    "tell me about {}",
-    "what is {}?",
-    "{}",
-    "what did i write about {}?",
-    "remind me of my note on {}",
-    "explain {}",
-    "do my notes mention {}?",
-    "i forgot what i wrote about {}",
-    "summarize {}",
-)
-"""How a person asks for a note; the gap is the heading, in lower case."""
-PER_HEADING = 4
-"""Questions for each heading."""
 MAX_ANSWER = 160
 """Most characters of an answer; it ends with a complete sentence where there is one."""
 MIN_ANSWER = 20
@@ -43,32 +24,15 @@ _SENTENCE_END = re.compile(r"[.!?…][\"')\]]*(?=\s|$)|[\u3002\uff01\uff1f]")  #
 
 
 class NoteTopic(NamedTuple):
-    """What a person can ask about a note, and the answer.
-
-    Which questions are asked depends only on the name, so that the same notes give the same dialogues.
-    """
+    """What a person can ask about a note, and the answer."""
 
     name: str
     answer: str
 
     @property
-    def questions(self) -> list[str]:
-        """Questions to train on."""
-        return [self._question(3 * number) for number in range(PER_HEADING)]
-
-    @property
-    def new_question(self) -> str:
-        """A question that is not trained on."""
-        return self._question(1)
-
-    @property
     def begin(self) -> str:
         """The first words of the answer, by which it is recognized."""
         return " ".join(re.sub(r"^\W+", "", self.answer).split()[:4])
-
-    def _question(self, number: int) -> str:
-        first = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "big")
-        return QUESTIONS[(first + number) % len(QUESTIONS)].format(self.name)
 
 
 def note_topics(text: str, *, title: str) -> Iterator[NoteTopic]:

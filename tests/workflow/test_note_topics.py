@@ -1,4 +1,4 @@
-"""Dialogues about notes: which headings are asked about, and what the answers hold."""
+"""Topics of notes: which headings are asked about, and what the answers hold."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import itertools
 import pytest
 
 from niels_gpt.inference.questions import Question
-from niels_gpt.workflow.note_dialogues import (
+from niels_gpt.workflow.note_topics import (
     MAX_ANSWER,
     MAX_HEADING,
     MIN_ANSWER,
-    PER_HEADING,
-    QUESTIONS,
     NoteTopic,
     choose_topics,
     note_topics,
@@ -26,22 +24,9 @@ def answers(text: str, title: str = "a title") -> list[str]:
     return [topic.answer for topic in note_topics(text, title=title)]
 
 
-def test_each_heading_gets_different_questions_with_the_same_answer() -> None:
+def test_each_heading_is_a_topic() -> None:
     topics = list(note_topics(f"above everything, {LONG}\n# Ferns\n{LONG}\n## *Moss*\n{LONG} moss\n", title="Plants"))
     assert topics[:2] == [("plants", f"above everything, {LONG}"), ("ferns", LONG)] and len(topics) == 3
-    for topic in topics:
-        assert len(set(topic.questions)) == PER_HEADING == 4
-        asked = {*topic.questions, topic.new_question}
-        assert len(asked) == 5 and asked <= {question.format(topic.name) for question in QUESTIONS}
-
-
-def test_the_choice_depends_only_on_the_heading() -> None:
-    (first,) = (topic.questions for topic in note_topics(f"# Ferns\n{LONG}", title="one"))
-    (second,) = (topic.questions for topic in note_topics(f"x\n# Ferns #\nanother text, {LONG}", title="two"))
-    # sha256sum of "ferns" begins with 220497c5; 3 and the number of questions are coprime.
-    begin = 0x220497C5 % 10
-    assert first == second == [QUESTIONS[(begin + 3 * number) % 10].format("ferns") for number in range(4)]
-    assert len(QUESTIONS) == 10
 
 
 def test_a_heading_is_asked_about_once() -> None:
@@ -80,7 +65,7 @@ def test_headings_that_are_names(heading: str, asked: bool) -> None:
 )
 def test_names_are_plain_text_in_lower_case(heading: str, name: str) -> None:
     (topic,) = note_topics(f"### {heading}\n{LONG}", title="a title")
-    assert topic.name == name and set(topic.questions) <= {question.replace("{}", name) for question in QUESTIONS}
+    assert topic.name == name
 
 
 def test_short_text_is_no_answer() -> None:
