@@ -119,7 +119,8 @@ def top_passages(
 ) -> list[dict[str, Any]]:
     """Return the windows with the highest P(z) of all documents, at most `most`, with P(z) of at least `least`.
 
-    Of windows whose suffixes overlap only the one with the highest P(z) is listed.
+    Of windows whose suffixes overlap, or are the same text (of another document, too, or a part of it), only the one
+    with the highest P(z) is listed.
     """
     if not measured:
         return []
@@ -137,8 +138,11 @@ def top_passages(
         width = one.window - one.prompt
         if any(abs(start - other) < width for other in listed[which[i]]):
             continue
-        listed[which[i]].append(start)
         ids, cut, end = one.document.ids, start + one.prompt, start + one.window
+        suffix = _text(tokenizer, ids[cut:end])
+        if any(_same_text(suffix, other["suffix"]) for other in passages):
+            continue
+        listed[which[i]].append(start)
         passages.append(
             {
                 "document": one.document.name,
@@ -149,10 +153,16 @@ def top_passages(
                 "log_p": float(log_p[i]),
                 **_base_of_window(one, int(i - offsets[which[i]])),
                 "prompt": _text(tokenizer, ids[start:cut]),
-                "suffix": _text(tokenizer, ids[cut:end]),
+                "suffix": suffix,
             }
         )
     return passages
+
+
+def _same_text(one: str, other: str) -> bool:
+    """Whether two suffixes are the same text, or one is a part of the other."""
+    one, other = one.strip(), other.strip()
+    return one in other or other in one if one and other else one == other
 
 
 def _base_of_window(measured: Measurement, index: int) -> dict[str, float]:

@@ -138,7 +138,9 @@ def test_passages_against_a_loop(seed: int, most: int, least: float) -> None:
     for name in "abc":
         starts = sorted(draw.sample(range(60), draw.randint(1, 12)))
         log_p = [draw.choice([0.0, -0.5, -3.0, -800.0, -900.0]) + draw.uniform(-0.01, 0) for _ in starts]
-        documents.append(measurement(some_ids(80, V=39, seed=seed), starts, log_p, name=name, control=name == "c"))
+        documents.append(
+            measurement(some_ids(80, V=39, seed=ord(name) + 1000 * seed), starts, log_p, name=name, control=name == "c")
+        )
     found = top_passages(documents, letters(), most=most, least=least)
     windows = [(v, one.document.name, s) for one in documents for v, s in zip(one.log_p, one.starts, strict=True)]
     expected: list[tuple] = []
@@ -153,6 +155,19 @@ def test_passages_against_a_loop(seed: int, most: int, least: float) -> None:
         assert passage["end"] == passage["start"] + 12
         assert passage["p"] == pytest.approx(math.exp(passage["log_p"]))
         assert passage["control"] is (passage["document"] == "c")
+
+
+def test_a_text_that_several_documents_have_is_listed_once() -> None:
+    """Also if a window of another document has more or less of it; a suffix of spaces is only like another one."""
+    texts = {"whole": "ab whole text", "same": "cd whole text", "part": "abc      text", "other": "ef other text"}
+    texts |= {"spaces": "gh" + 11 * " ", "more spaces": "ij" + 11 * " "}
+    documents = [
+        measurement(np.array([*text.encode()]), [0], [-1.0 - i / 10], name=name, window=13, prompt=3)
+        for i, (name, text) in enumerate(texts.items())
+    ]
+    for order, listed in ((documents, ["whole", "other", "spaces"]), (documents[1:], ["same", "other", "spaces"])):
+        assert [p["document"] for p in top_passages(order, ByteTokenizer())] == listed
+    assert [p["document"] for p in top_passages(documents[::2], ByteTokenizer())] == ["whole", "spaces"]
 
 
 def test_text_of_a_passage() -> None:
