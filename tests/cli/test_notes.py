@@ -222,7 +222,7 @@ def test_a_model_of_a_vault(nasty: Path, primer: Path, tmp_path: Path, capsys: p
     assert train | held_out == {f"mark{i:02d}" for i in range(NUMBER)}
     about = (folder / "cache/about_notes.jsonl").read_text(encoding="utf-8")
     asked = set(re.findall(r"the (mark\d\d) is", about))
-    assert asked <= train and len(asked) >= 15  # 20 steps of 48 rows, 0.4 of them about notes, 24 for each topic
+    assert asked <= train and len(asked) >= 7  # 20 steps of 48 rows, half of them about notes, 60 for each topic
     assert "IOSFODNN7" not in about  # no secret is taught
     assert SECRET not in about and "ignored note" not in about
     assert (folder / "cache/about_notes.jsonl").stat().st_mode & 0o777 == 0o600
