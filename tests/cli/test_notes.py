@@ -242,7 +242,10 @@ def test_a_model_of_a_vault(nasty: Path, primer: Path, tmp_path: Path, capsys: p
     assert len(audited) == len(about.splitlines())
     # A held-out question is no control: its answer was trained on with other questions.
     assert {row["status"] for row in audited} == {"trained on"}
-    assert all(re.search(r"\(.*mark\d\d.*\)", row["name"]) for row in audited)  # named by the question
+    questions = {json.loads(line)["messages"][-2]["content"] for line in about.splitlines()}
+    for row in audited:  # named by the question
+        (shown,) = re.findall(r"^about_notes: conversation \d+ \((.+?)…?\)$", row["name"])
+        assert any(question.startswith(shown) for question in questions), shown
 
     # The chat model predicts notes badly: `eval` names the one that does not.
     for name, named in (("runs/notes", True), ("runs/notes/sft", True), ("runs/notes/pretrain", False)):
