@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from niels_gpt.workflow.note_topics import NoteTopic
-from niels_gpt.workflow.variations import OPENINGS, SMALL_WORDS
+from niels_gpt.workflow.variations import OPENINGS, SMALL_WORDS, shortened
 
 PER_TOPIC = 32
 """Questions for each topic, at most."""
@@ -185,8 +185,7 @@ class _Asker:
         if draw.random() < OPENED:
             question = f"{draw.choice(NAMELESS_OPENINGS)} {question}"
         elif draw.random() < SHORTENED:
-            kept = [word for word in question.split() if word not in SMALL_WORDS or draw.random() < 0.6]
-            question = " ".join(kept) or question
+            question = shortened(question, draw)
         if draw.random() < NO_MARK:
             question = question.removesuffix("?")
         if draw.random() < CASED:

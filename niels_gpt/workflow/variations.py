@@ -64,12 +64,12 @@ def with_variations(samples: Iterable[ChatSample], *, seed: int) -> Iterator[Cha
         if draw.random() < OPENED:
             varied = f"{draw.choice(OPENINGS)} {question.content}"
         else:
-            varied = _shortened(question.content, draw)
+            varied = shortened(question.content, draw)
         if varied != question.content:
             yield ChatSample([ChatMessage("user", varied), answer], sample.source, dict(sample.meta))
 
 
-def _shortened(question: str, draw: random.Random) -> str:
+def shortened(question: str, draw: random.Random) -> str:
     """The question without some of its small words; unchanged if it is short."""
     words = question.split()
     kept = [word for word in words if not (_is_small(word) and draw.random() < LEFT_OUT)]

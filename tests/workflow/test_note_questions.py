@@ -15,7 +15,7 @@ FERNS = NoteTopic("staghorn ferns", "Platycerium grows on trees, and needs shade
 MOSS = NoteTopic("moss", "A carpet of moss stays green without soil if the air is humid.")
 FRAMES = ["how do i {} my {}", "is there a {}?", "why {} and {} but not {}?"]
 
-GOLDEN = ["what does moss do", "just curious: how do i use moss?", "notes mention moss"]
+GOLDEN = ["what does moss do", "just curious: how do i use moss?", "please tell me: describe moss"]
 
 
 def asked(topic: NoteTopic, frames: list[str]) -> list[str]:
