@@ -1,4 +1,4 @@
-"""The CPU backend: RMSNorm, GELU, attention and (without MKL) matmuls that torch computes slowly in training."""
+"""The CPU backend: norm, GELU, attention, loss and (without MKL) matmuls that torch computes slowly in training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from niels_gpt.kernels.cpu import native, ops
+from niels_gpt.kernels.cpu import cross_entropy, native, ops
 from niels_gpt.kernels.weights import BlockWeights, HeadSizes, NormWeights
 
 DECLINES = {
@@ -57,8 +57,12 @@ class CPUBackend:
         self, h: torch.Tensor, head: torch.nn.Linear, targets: torch.Tensor, total: torch.Tensor | None
     ) -> torch.Tensor:
         scored = targets != -100
-        if 0 < int(scored.sum()) < targets.numel():  # a chat: the head is a large part of a small model
+        number = int(scored.sum())
+        if 0 < number < targets.numel():  # a chat: the head is a large part of a small model
             h, targets = h[scored], targets[scored]
+        if number and cross_entropy.takes(h, head.weight):
+            transposed = ops.transposes(h)
+            return cross_entropy.linear_cross_entropy(h, head.weight, targets, total, transposed=transposed)
         return self._plain.cross_entropy(self.logits(h, head), targets, total)
 
     def _attention(self, w: BlockWeights, x: torch.Tensor, layer: int, context: Any) -> torch.Tensor:
