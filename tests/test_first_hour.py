@@ -150,7 +150,7 @@ def test_from_a_vault_to_a_chat(hour):
     record = json.loads((run / "cache/skipped.json").read_text(encoding="utf-8"))
     assert ".trash/" in json.dumps(record)
 
-    commands = re.findall(r"^  (\S.*(?:chat|generate|audit) .*)$", output, re.MULTILINE)
+    commands = re.findall(r"^  (niels-gpt (?:chat|generate|audit) .*)$", output, re.MULTILINE)
     assert len(commands) == 3
     for command in commands:  # as printed
         code, output = terminal.run(command, ["what is a token?", "/help", "/exit"])
