@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,16 @@ from niels_gpt.pretrained.families import Family, family_of_options
 from niels_gpt.pretrained.layouts import MappedTensor, Same
 from niels_gpt.pretrained.safetensors_file import StoredTensor, read_header
 
+_LAYER = re.compile(r"(?<=\.)(?:0|[1-9]\d{0,5})(?=\.)")
+"""The number of the layer in the name of a tensor."""
 HEADS = ("lm_head.weight", "embed_out.weight")
 """Names of the output head."""
 HEAD_ROWS = 4096
 """Rows of a head that are compared at a time."""
-MOST_NAMED = 8
-"""Tensors of each kind that an error names."""
+NAMED_SINGLY = 8
+"""If more tensors of a kind do not fit, an error names those that differ only in the layer together."""
+MOST_NAMED = 100
+"""Names that an error has of each kind; a file of a stranger may have millions."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,8 @@ def open_folder(path: Path) -> ModelFolder:
     """Open a folder and compare its tensors with what its config.json needs. No tensor is read.
 
     Raises ValueError or OSError: no or a damaged config.json, an architecture or option that is not supported, weights
-    only as pickles, and tensors that are missing, surplus, quantized or of a wrong shape: one error counts all of them
-    and names the first of each kind.
+    only as pickles, and tensors that are missing, surplus, quantized or of a wrong shape: one error lists all of
+    them.
     """
     options = _read_json(path / "config.json", path)
     family = family_of_options(options)
@@ -214,9 +219,29 @@ def _match(
     return tuple(found)
 
 
-def _listed(names: Sequence[str]) -> str:
-    """The number of names, and the first of them."""
-    return f"{len(names)}: {', '.join(names[:MOST_NAMED])}{', ...' if len(names) > MOST_NAMED else ''}"
+def _listed(texts: Sequence[str]) -> str:
+    """The number of texts, and the texts; of many, those that differ only in the layer are one ("layers.0-29.mlp")."""
+    names = list(texts)
+    if len(texts) > NAMED_SINGLY:
+        layers: dict[tuple[str, str], list[int]] = {}
+        for text in texts:
+            layer = _LAYER.search(text)
+            around = (text[: layer.start()], text[layer.end() :]) if layer else (text, "")
+            layers.setdefault(around, []).extend([int(layer[0])] if layer else [])
+        names = [before + _ranges(numbers) + after for (before, after), numbers in layers.items()]
+    others = f", and {len(names) - MOST_NAMED:,} others" if len(names) > MOST_NAMED else ""
+    return f"{len(texts)}: {', '.join(names[:MOST_NAMED])}{others}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Whole numbers as "0-3,7"; empty for none."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
 
 
 def _by(shape: tuple[int, ...]) -> str:

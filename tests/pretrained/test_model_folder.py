@@ -206,6 +206,24 @@ def test_all_tensors_that_do_not_fit_are_listed(llama: Path) -> None:
         assert part in str(caught.value)
 
 
+def test_tensors_of_many_layers_are_listed_together(tmp_path: Path) -> None:
+    folder = save(random_model("tinyllama", num_hidden_layers=12), tmp_path)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    for layer in (0, 1, 2, 3, 7, 9, 10, 11):
+        del tensors[f"model.layers.{layer}.mlp.up_proj.weight"]
+    del tensors["model.norm.weight"], tensors["model.layers.5.mlp.down_proj.weight"]
+    tensors["model.layers.5.mlp.up_proj.weight"] = torch.zeros(2, 2)
+    tensors |= {f"surplus{number}": torch.zeros(1) for number in range(105)}
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="missing 10: ") as caught:
+        open_folder(folder)
+    message = str(caught.value)
+    assert "model.layers.0-3,7,9-11.mlp.up_proj.weight" in message
+    assert "model.norm.weight" in message and "model.layers.5.mlp.down_proj.weight" in message
+    assert "of a wrong shape 1: model.layers.5.mlp.up_proj.weight is 2 x 2 instead of" in message
+    assert "unknown 105: " in message and message.count("surplus") == 100 and "5 others" in message
+
+
 def test_a_bias_that_is_not_zero_is_refused_by_name(tmp_path: Path) -> None:
     theirs = random_model("gpt_neox")
     with torch.no_grad():
