@@ -271,9 +271,9 @@ def adapted_stride(texts: Sequence[AuditText], settings: ExtractionSettings, mos
     """Return the stride for some texts: 5 for few of them, more for at most `most_windows` windows.
 
     At most half a suffix: then every token is in the suffix of two windows, and a recited passage of one and a quarter
-    windows contains a whole one.
+    windows contains a whole one. Texts that fit into a window do not count: they are one window at any stride.
     """
-    tokens = sum(len(text.ids) for text in texts)
+    tokens = sum(len(text.ids) for text in texts if len(text.ids) > settings.window)
     return min(max(SMALLEST_STRIDE, math.ceil(tokens / most_windows)), _largest_stride(settings))
 
 

@@ -138,11 +138,11 @@ def top_passages(
         width = one.window - one.prompt
         if any(abs(start - other) < width for other in listed[which[i]]):
             continue
+        listed[which[i]].append(start)  # also if it is not listed itself: its neighbors overlap the same text
         ids, cut, end = one.document.ids, start + one.prompt, start + one.window
         suffix = _text(tokenizer, ids[cut:end])
         if any(_same_text(suffix, other["suffix"]) for other in passages):
             continue
-        listed[which[i]].append(start)
         passages.append(
             {
                 "document": one.document.name,

@@ -267,6 +267,15 @@ def test_stride_adapts_to_the_size():
         assert adapted_stride([AuditText("a", "note", np.zeros(tokens, dtype=np.int64))], settings) == stride
 
 
+def test_texts_within_a_window_do_not_change_the_stride():
+    settings = ExtractionSettings(window=100, prompt=50, greedy=0)
+    short = [AuditText(str(i), CHAT, np.zeros(100, dtype=np.int64)) for i in range(5_000)]
+    long = AuditText("a", "note", np.zeros(130_000, dtype=np.int64))
+    assert adapted_stride([*short, long], settings) == 6
+    assert adapted_stride([*short, AuditText("b", CHAT, np.zeros(101, dtype=np.int64)), long], settings) == 6
+    assert adapted_stride([long] * 2, settings) == 11
+
+
 def test_a_sample_has_no_more_windows_than_asked_for():
     """At the largest stride, half a suffix; one text of each kind at least."""
     settings = ExtractionSettings(window=100, prompt=50, greedy=0)

@@ -170,6 +170,19 @@ def test_a_text_that_several_documents_have_is_listed_once() -> None:
     assert [p["document"] for p in top_passages(documents[::2], ByteTokenizer())] == ["whole", "spaces"]
 
 
+def test_overlapping_windows_of_a_text_that_several_documents_have() -> None:
+    """Neighbors of a window that is dropped are not listed in its place."""
+    text = np.array([*b"the gardener waters every fern on mondays, and on fridays"])
+    starts = [0, 5, 10, 15]
+    documents = [
+        measurement(
+            text, starts, [-1.0 - abs(start - 10) - n / 10 for start in starts], name=name, window=40, prompt=20
+        )
+        for n, name in enumerate("abc")
+    ]
+    assert [(p["document"], p["start"]) for p in top_passages(documents, ByteTokenizer())] == [("a", 10)]
+
+
 def test_text_of_a_passage() -> None:
     ids = np.array([*b"abc", *"é".encode(), *b"def", *"é".encode(), *b"g"])
     [found] = top_passages([measurement(ids, [0], [-1.0], window=11, prompt=4)], ByteTokenizer())
