@@ -261,7 +261,7 @@ def show_answers(trained: TrainedModel, topics: Sequence[NoteTopic], *, notes: i
           f"with the text of the note, {share_on_topic(second):.0%} if another question was asked before "
           "(in a chat, /reset forgets what was asked)")  # fmt: skip
     print(f"It was taught {plural(len(topics), 'topic')} of {plural(notes, 'note')}, and each question names one. "
-          "Other topics it does not know, and these it seldom finds without words of the heading.")  # fmt: skip
+          "It does not know other topics, and it seldom finds these without words of the heading.")  # fmt: skip
     shown = (right or answers)[0]
     _print_answer(trained.chat, shown)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +131,7 @@ def _choose_split(listed: list[str], sizes: Mapping[str, int]) -> tuple[int, lis
 def topics_of(corpus: Corpus, plan: Plan) -> list[NoteTopic]:
     """Return what the model will be asked about the notes: as many topics as it can learn in the steps of the plan.
 
-    Answers with a secret (a key, a password) are left out.
+    Topics with a secret (a key, a password) in the heading or the answer are skipped.
     """
     rows = plan.sft_rows * plan.sft_steps if plan.vocab_size else plan.pretrain_rows * plan.pretrain_steps
     share = plan.about_share if plan.vocab_size else BYTE_DIALOGUES * plan.about_share
@@ -138,7 +139,7 @@ def topics_of(corpus: Corpus, plan: Plan) -> list[NoteTopic]:
         (title_of(path), list(note_topics(text, title=title_of(path)))) for path, text in corpus.texts(corpus.train)
     ]
     chosen = choose_topics(notes, most=max(int(rows * share / plan.rows_per_topic), 1))
-    return [topic for topic in chosen if not find_secrets(topic.answer)]
+    return [topic for topic in chosen if not (find_secrets(topic.answer) or find_secrets(topic.heading))]
 
 
 def dialogue_file(primer: str | None) -> Path | None:
@@ -199,8 +200,9 @@ def _evenly(samples: list[ChatSample], most: int) -> list[ChatSample]:
 
 
 def title_of(path: str) -> str:
-    """The title of a note in questions about it: its file name as words."""
-    return Path(path).stem.replace("_", " ").replace("-", " ")
+    """The title of a note in questions about it: its file name as words. Bytes that are not utf-8 are replaced."""
+    stem = os.fsencode(Path(path).stem).decode("utf-8", "replace")
+    return stem.replace("_", " ").replace("-", " ")
 
 
 def _write(path: Path, samples: Iterable[ChatSample]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -23,7 +24,7 @@ BY_HEADING = 0.5
 IN_FRAME = 0.8
 """Share of the others that use a frame instead of one of WORD_FORMS."""
 HEADING_IN_FRAME = 0.5
-"""Share of the frames of which one gap has the whole heading."""
+"""Share of the frames with the whole heading in one gap."""
 TOPIC_IN_GAP = 0.6
 """Probability that a gap of several has a word of the topic; else it has one of FILLERS."""
 OPENED, SHORTENED, NO_MARK, CAPITAL, CASED = 0.15, 0.15, 0.3, 0.3, 0.3
@@ -71,7 +72,11 @@ COMMON_WORDS = SMALL_WORDS | frozenset((
 MIN_FRAME, MAX_FRAME, MAX_GAPS = 3, 14, 3
 """Words of a question that becomes a frame, and its gaps."""
 
-_WORD = re.compile(r"[\u2e80-\uffef]{1,4}|[^\W_\u2e80-\uffef]+(?:['-][^\W_\u2e80-\uffef]+)*")  # no spaces in Chinese
+_MARKS = "".join(chr(code) for code in range(0x300, 0x10000) if unicodedata.category(chr(code)).startswith("M"))
+_NO_SPACES = r"(?=[^\W_])[\u2e80-\u2fff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
+"""A character of Chinese or Japanese, in which no spaces separate words."""
+_LETTER = rf"(?!{_NO_SPACES})(?:[^\W_]|[{_MARKS}])"
+_WORD = re.compile(rf"(?:{_NO_SPACES}){{1,4}}|(?:{_LETTER})+(?:['-](?:{_LETTER})+)*")
 _ENDING = re.compile(r"(?<=\w{4})(?:ing|ed|es|s|e|ion|ions|ly)$")
 
 
@@ -141,9 +146,9 @@ class _Asker:
                 question = self._framed(self._draw.choice(self._frames))
             else:
                 question = self._draw.choice(WORD_FORMS).format(self._described())
-            question = self._varied(question)
-            if _bare(question) != new:
-                found.setdefault(question)
+            varied = self._varied(question)
+            if new not in (_bare(question), _bare(varied)):
+                found.setdefault(varied)
         return list(found)
 
     def _framed(self, frame: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -28,6 +29,8 @@ class NoteTopic(NamedTuple):
 
     name: str
     answer: str
+    heading: str = ""
+    """What the name was made of, as it is written in the note."""
 
     @property
     def begin(self) -> str:
@@ -39,10 +42,12 @@ def note_topics(text: str, *, title: str) -> Iterator[NoteTopic]:
     """Yield the topics of one note, in its order; `title` names the text above its first heading."""
     seen = set()
     for heading, body in _sections(text, title):
-        name, answer = _plain(heading).strip(" .:!?").lower(), _answer(body)
+        # A file name may be decomposed (macOS), and a person types composed characters.
+        name = unicodedata.normalize("NFC", _plain(heading).strip(" .:!?").lower())
+        answer = _answer(body)
         if _is_name(name) and len(answer) >= MIN_ANSWER and name not in seen:
             seen.add(name)
-            yield NoteTopic(name, answer)
+            yield NoteTopic(name, answer, heading)
 
 
 def choose_topics(notes: Sequence[tuple[str, Sequence[NoteTopic]]], most: int) -> list[NoteTopic]:
@@ -57,7 +62,11 @@ def choose_topics(notes: Sequence[tuple[str, Sequence[NoteTopic]]], most: int) -
         known = [topic for topic in topics if count[topic.name] == 1 or topic.name == title.lower()]
         own.append(known)
         with_title.append(
-            [topic._replace(name=f"{topic.name} of {title.lower()}") for topic in topics if topic not in known]
+            [
+                topic._replace(name=f"{topic.name} of {title.lower()}", heading=f"{topic.heading} of {title}")
+                for topic in topics
+                if topic not in known
+            ]
         )
     chosen: dict[str, NoteTopic] = {}
     for row in (*itertools.zip_longest(*own), *itertools.zip_longest(*with_title)):

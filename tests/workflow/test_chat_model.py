@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from niels_gpt.workflow.chat_model import (
     phase_configs,
     prepare,
     read_corpus,
+    title_of,
     topics_of,
     write_dialogues,
 )
@@ -229,6 +231,28 @@ def test_a_base_needs_fewer_rows_for_a_topic(corpus: Corpus, tmp_path: Path) -> 
     resumed = Plan.of(configs["pretrain"], configs["sft"])
     for each, topics in ((plan, 5), (resumed, 5), (dataclasses.replace(plan, init_from=""), 2)):
         assert len(topics_of(corpus, each)) == topics
+
+
+def test_topics_with_secrets_are_not_taught(tmp_path: Path) -> None:
+    """Neither in the answer nor in the heading, of which a name in lower case is made."""
+    key = "AKIA" + "IOSFODNN7EXAMPL3"
+    texts = {
+        "plants": f"# Ferns\n{words(1, 20)}.\n# The key {key}\n{words(2, 20)}.\n# Amazon\n{key} {words(3, 20)}.\n",
+        "first": f"# Same\n{words(4, 20)}.\n",
+        f"second {key}": f"# Same\n{words(5, 20)}.\n",
+        "router": f"# password: hunter2hunter\n{words(6, 20)}.\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.md").write_text(text, encoding="utf-8")
+    found = read_corpus(tmp_path, NotesConfig(), errors="strict")
+    found = dataclasses.replace(found, train=found.train + found.held_out)
+    topics = topics_of(found, dataclasses.replace(PLAN, sft_steps=10_000))
+    assert {topic.name for topic in topics} == {"ferns", "same of first"}
+
+
+def test_a_title_that_is_not_utf8(tmp_path: Path) -> None:
+    title = title_of(os.fsdecode(b"vault/caf\xe9 notes_of-2.md"))
+    assert title == "caf\ufffd notes of 2" and title.encode("utf-8")
 
 
 @pytest.mark.parametrize("vocab_size", [404, 0])

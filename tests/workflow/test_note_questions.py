@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 import pytest
 
 from niels_gpt.data import embedded
 from niels_gpt.data.primer import iter_primer_sft
+from niels_gpt.workflow import note_questions
 from niels_gpt.workflow.note_questions import FORMS, PER_TOPIC, new_question, question_frames, questions_about
 from niels_gpt.workflow.note_topics import NoteTopic
 
@@ -15,6 +17,7 @@ FERNS = NoteTopic("staghorn ferns", "Platycerium grows on trees, and needs shade
 MOSS = NoteTopic("moss", "A carpet of moss stays green without soil if the air is humid.")
 FRAMES = ["how do i {} my {}", "is there a {}?", "why {} and {} but not {}?"]
 
+GOLDEN_DIGEST = "b094140ab62d76bc"
 GOLDEN = ["what does moss do", "just curious: how do i use moss?", "please tell me: describe moss"]
 
 
@@ -51,6 +54,8 @@ def test_frames_are_used() -> None:
 def test_the_same_topics_give_the_same_questions() -> None:
     assert asked(FERNS, FRAMES) == asked(FERNS, FRAMES) != asked(FERNS, [])
     assert asked(MOSS, [])[:3] == GOLDEN  # on any machine, with any Python
+    every = "\n".join(question for question, _ in questions_about([FERNS, MOSS], FRAMES))
+    assert hashlib.sha256(every.encode()).hexdigest()[:16] == GOLDEN_DIGEST
 
 
 @pytest.mark.parametrize("name", ["staghorn ferns", "moss", "50 % of {ferns}", "c++", "x" * 60])
@@ -61,17 +66,45 @@ def test_the_new_question_is_not_trained_on(name: str) -> None:
     assert new.lower().rstrip("?") not in [question.lower().rstrip("?") for question in asked(topic, FRAMES)]
 
 
+def test_the_new_question_is_not_trained_on_after_an_opening() -> None:
+    topics = [NoteTopic(f"staghorn{n} ferns", FERNS.answer) for n in range(300)]
+    for question, topic in questions_about(topics, FRAMES):
+        new = new_question(topic).removesuffix("?")
+        if new != topic.name:  # a heading alone ends many questions
+            assert not question.lower().removesuffix("?").endswith(f" {new}")
+
+
 def test_the_form_of_the_new_question_depends_on_the_heading() -> None:
     # sha256sum of "ferns" begins with 220497c5.
     assert new_question(NoteTopic("ferns", "x")) == FORMS[0x220497C5 % 10].format("ferns")
     assert len({new_question(NoteTopic(f"x{n}", "")).replace(f"x{n}", "") for n in range(99)}) == 10
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("na\u0308ive", "na\u0308ive"),
+        (
+            "\u0939\u093f\u0928\u094d\u0926\u0940, \u092e\u0947\u0902",
+            "\u0939\u093f\u0928\u094d\u0926\u0940 \u092e\u0947\u0902",
+        ),
+        ("\uc11c\uc6b8\ud2b9\ubcc4\uc2dc\uccad, \uc55e", "\uc11c\uc6b8\ud2b9\ubcc4\uc2dc\uccad \uc55e"),
+        ("\u4e24\u6b21\uff0c\u800c\u4e14\u4ece\u4e0d\u5728\u3002", "\u4e24\u6b21 \u800c\u4e14\u4ece\u4e0d \u5728"),
+        ("don't re-use git_log", "don't re-use git log"),
+        ("Python\u8bed\u8a00", "Python \u8bed\u8a00"),
+    ],
+    ids=["decomposed", "Hindi", "Korean", "Chinese", "English", "mixed"],
+)
+def test_words(text: str, words: str) -> None:
+    """Combining marks belong to words, punctuation does not; Chinese has no spaces, so four characters are a word."""
+    assert note_questions._WORD.findall(text) == words.split(" ")
+
+
 def test_words_of_many_topics_are_not_asked_for() -> None:
     """A word that a tenth of the topics have does not tell them apart."""
     topics = [NoteTopic(f"name{n}", f"all about the garden, rare{n} and other{n}") for n in range(100)]
     topics += [NoteTopic(f"else{n}", f"nothing of that: only{n} here") for n in range(900)]
-    for question, topic in questions_about(topics[:100] + topics[100:], ["how does {} work", "{} or {}?"]):
+    for question, topic in questions_about(topics[::-1], ["how does {} work", "{} or {}?"]):
         if "garden" in question:  # beside others, as a row of the answer
             assert topic.name in question.lower() or re.search(r"rare|other", question.lower()), question
 

@@ -24,9 +24,15 @@ def answers(text: str, title: str = "a title") -> list[str]:
     return [topic.answer for topic in note_topics(text, title=title)]
 
 
+def test_a_name_has_composed_characters() -> None:
+    [topic] = note_topics(LONG, title="Cafe\u0301")
+    assert topic.name == "caf\u00e9" and topic.heading == "Cafe\u0301"
+
+
 def test_each_heading_is_a_topic() -> None:
     topics = list(note_topics(f"above everything, {LONG}\n# Ferns\n{LONG}\n## *Moss*\n{LONG} moss\n", title="Plants"))
-    assert topics[:2] == [("plants", f"above everything, {LONG}"), ("ferns", LONG)] and len(topics) == 3
+    assert topics[:2] == [("plants", f"above everything, {LONG}", "Plants"), ("ferns", LONG, "Ferns")]
+    assert len(topics) == 3
 
 
 def test_a_heading_is_asked_about_once() -> None:
