@@ -82,6 +82,17 @@ def test_bf16_has_bf16_matmuls_and_a_float32_softmax(chunks: None) -> None:
         assert (a - b).norm() < 0.01 * b.norm()
 
 
+def test_gradients_of_bfloat16_weights_add_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    h, weight, targets = inputs(600, torch.float32)
+    (expected,) = torch.autograd.grad(linear_cross_entropy(h, weight, targets, None), weight)
+    half = weight.detach().bfloat16().requires_grad_()
+    monkeypatch.setattr(cross_entropy, "LOGITS_BYTES", 1)
+    monkeypatch.setattr(cross_entropy, "FEWEST_ROWS", 2)
+    (found,) = torch.autograd.grad(linear_cross_entropy(h.bfloat16(), half, targets, None), half)
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - expected).norm() < 0.01 * expected.norm()
+
+
 def test_large_logits_do_not_overflow(chunks: None) -> None:
     h, weight, targets = inputs(30, torch.float32)
     loss = linear_cross_entropy(1e4 * h, weight, targets, None)
@@ -93,7 +104,7 @@ def test_large_logits_do_not_overflow(chunks: None) -> None:
 @pytest.mark.parametrize(
     ("N", "V", "expected"), [(10, 100, [10]), (4096, 49152, [316] * 12 + [304]), (300, 10**6, [150, 150])]
 )
-def test_chunks_are_equal_and_bounded(N: int, V: int, expected: list[int]) -> None:
+def test_chunks_are_equal_and_not_too_small(N: int, V: int, expected: list[int]) -> None:
     parts = cross_entropy._chunks(N, V)
     assert [min(part.stop, N) - part.start for part in parts] == expected
 
