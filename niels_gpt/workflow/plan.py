@@ -148,7 +148,7 @@ class Plan:
             dropout=model.dropout,
             precision=pretrain.train.precision,
             init_from=pretrain.init_from,
-            about_share=ABOUT_SHARE if sft is None else sft.train.p_train.get(ABOUT_NOTES, ABOUT_SHARE),
+            about_share=_about_share(sft or pretrain),
         )
 
     @property
@@ -348,3 +348,9 @@ def _seconds_per_step(config: RunConfig, batch: Batch, device: str, steps: int) 
         if sum(taken[1:]) > LONG_MEASUREMENT:
             break
     return median(taken[1:])  # the first step includes set-up
+
+
+def _about_share(config: RunConfig) -> float:
+    """The share of the dialogues of a config that are about the notes; a model over bytes is trained on notes, too."""
+    shares = {name: share for name, share in config.train.p_train.items() if name != "roam"}
+    return round(shares[ABOUT_NOTES] / sum(shares.values()), 6) if ABOUT_NOTES in shares else ABOUT_SHARE

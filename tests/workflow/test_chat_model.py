@@ -219,6 +219,9 @@ def test_the_share_of_dialogues_about_the_notes(corpus: Corpus, vault: Path, tmp
     configs = phase_configs(plan, corpus, tmp_path, ["dialogues", "about_notes"])
     assert configs["sft"].train.p_train == pytest.approx({"dialogues": 0.2, "about_notes": 0.8})
     assert Plan.of(configs["pretrain"], configs["sft"]).about_share == 0.8  # the same topics after a resume
+    over_bytes = byte_config(plan, corpus, tmp_path, ["dialogues", "about_notes"])
+    assert Plan.of(over_bytes, None).about_share == 0.8
+    assert Plan.of(byte_config(plan, corpus, tmp_path, ["dialogues"]), None).about_share == ABOUT_SHARE
     alone = phase_configs(plan, corpus, tmp_path, ["dialogues"])
     assert alone["sft"].train.p_train == {"dialogues": 1.0}
     for share, topics in {0.8: 4, 0.4: 2}.items():  # of 300 rows, 60 for each topic
