@@ -27,8 +27,6 @@ NOT_SAFE = 3
 """Exit code if some passage can be recited; 1 is an error, 2 a wrong option."""
 NOT_JUDGED = 4
 """Exit code if none was found, but a part of the text was not audited."""
-LISTED = 5
-"""Names that a line lists at most."""
 
 
 def audit(
@@ -77,7 +75,7 @@ def audit(
     from niels_gpt.report.memorization_files import write_report
     from niels_gpt.runs.loading import load_run
     from niels_gpt.system import files
-    from niels_gpt.system.console import INTERRUPTED
+    from niels_gpt.system.console import INTERRUPTED, first_few
     from niels_gpt.system.progress import progress_bar
 
     library.check_threshold(threshold)
@@ -99,7 +97,7 @@ def audit(
     )
     verdict = result.verdict
     if result.skipped_controls:
-        typer.echo(f"skipped as controls, because they were trained on: {_listed(result.skipped_controls)}", err=True)
+        typer.echo(f"skipped as controls, because they were trained on: {first_few(result.skipped_controls)}", err=True)
     if out is not None:
         if not verdict.interrupted:
             write_report(out, library.audit_report(loaded, result.measurements, passages=top), result.measurements)
@@ -123,7 +121,7 @@ def show_verdict(verdict: AuditVerdict, out: Path | None) -> None:
     """Print what was read, the ranked passages, the controls, and the verdict."""
     from niels_gpt.memorization.audit import NOT_SAFE, SAFE
     from niels_gpt.report.numbers import passage_probability, probability
-    from niels_gpt.system.console import plural
+    from niels_gpt.system.console import first_few, plural
 
     print(f"{verdict.checkpoint} after {verdict.step:,} steps")
     _show_input(verdict)
@@ -139,6 +137,8 @@ def show_verdict(verdict: AuditVerdict, out: Path | None) -> None:
         print(f"{rank:>3}. P(z) = {passage_probability(passage)}{known}  {where}")
         print(f"     prompt  {passage['prompt'][-70:]!r}")
         print(f"     suffix  {passage['suffix'][:70]!r}")
+        if passage["also_in"]:
+            print(f"     also in {first_few(passage['also_in'])}")
     _show_controls(verdict)
     _show_base(verdict)
     if out is not None:
@@ -168,7 +168,7 @@ def _show_input(verdict: AuditVerdict) -> None:
     """Print what was read, and what was skipped and why."""
     from niels_gpt.memorization.audit import MIN_BYTES
     from niels_gpt.memorization.membership import UNKNOWN
-    from niels_gpt.system.console import plural, short_number
+    from niels_gpt.system.console import first_few, plural, short_number
 
     kinds = ", ".join(plural(number, kind) for kind, number in verdict.read.items())
     print(f"read {kinds}, {short_number(verdict.bytes_read)}B, {_where(verdict)}")
@@ -178,10 +178,10 @@ def _show_input(verdict: AuditVerdict) -> None:
     for reason, entries in by_reason.items():
         number = sum(files for _, files in entries)
         counted = f" {plural(number, 'file')}" if number > len(entries) else ""
-        print(f"skipped{counted} {_listed([name for name, _ in entries])}: {reason}")
+        print(f"skipped{counted} {first_few([name for name, _ in entries])}: {reason}")
     if verdict.too_short:
         short = plural(len(verdict.too_short), "document")
-        print(f"{short} of fewer than {MIN_BYTES} bytes not judged: {_listed(verdict.too_short)}")
+        print(f"{short} of fewer than {MIN_BYTES} bytes not judged: {first_few(verdict.too_short)}")
     status = ", ".join(f"{number:,} {name}" for name, number in verdict.statuses.items())
     done = f"{verdict.windows:,} of " if verdict.interrupted else ""
     print(
@@ -227,8 +227,3 @@ def _show_base(verdict: AuditVerdict) -> None:
             f"base: {verdict.base}; of {verdict.windows_over:,} passages over the threshold it already knows "
             f"{verdict.windows_known:,}, and {new:,} were learned in the fine-tuning"
         )
-
-
-def _listed(names: list[str]) -> str:
-    """Return the first few names, and how many follow."""
-    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED:,} more" if len(names) > LISTED else "")

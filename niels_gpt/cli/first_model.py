@@ -316,14 +316,13 @@ def show_quick_audit(trained: TrainedModel, corpus: Corpus, *, windows: int) -> 
 def unreadable_lines(corpus: Corpus) -> list[str]:
     """Return a line about the files that are not utf-8 and were skipped, with their names."""
     from niels_gpt.data.note_selection import NOT_UTF8
+    from niels_gpt.system.console import first_few
 
     names = [entry.path for entry in corpus.selected.skipped if entry.kind == NOT_UTF8]
     if not names:
         return []
-    more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
-    return [
-        f"skipped, because they are not utf-8: {', '.join(names[:10])}{more} (--encoding-errors replace reads them)"
-    ]
+    listed = first_few(names, 10)
+    return [f"skipped, because they are not utf-8: {listed} (--encoding-errors replace reads them)"]
 
 
 def show_examination(loaded: LoadedRun, *, most: int | None = None) -> float:

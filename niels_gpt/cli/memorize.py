@@ -155,7 +155,7 @@ def show_report(report: dict[str, Any], folder: Path) -> None:
 
     from niels_gpt.cli.tables import show_table
     from niels_gpt.report.numbers import passage_probability, probability
-    from niels_gpt.system.console import short_number
+    from niels_gpt.system.console import first_few, short_number
 
     settings = report["settings"]
     unit = f"{report['unit']}s"
@@ -199,6 +199,8 @@ def show_report(report: dict[str, Any], folder: Path) -> None:
         print(f"\n{where}: P(z) = {passage_probability(passage)}{known}")
         print(f"  prompt  {_one_line(passage['prompt'][-90:])}")
         print(f"  suffix  {_one_line(passage['suffix'][:90])}")
+        if passage["also_in"]:
+            print(f"  also in {first_few(passage['also_in'])}")
     if report["positions"] == "rope":
         print("\npositions are relative (RoPE): P(z) does not depend on the offset in the frame")
     elif report["position_map"] is not None:

@@ -19,6 +19,7 @@ from niels_gpt.config import NotesConfig
 from niels_gpt.data import embedded
 from niels_gpt.system import files
 from niels_gpt.system.checked_json import FIELD, checksum
+from niels_gpt.system.console import first_few
 from niels_gpt.system.json_text import parse_json
 from niels_gpt.system.private_files import keep_private
 
@@ -268,7 +269,7 @@ def private_notes_line(names: Sequence[str]) -> str:
     else:
         counted = f"{len(names):,} notes say private or publish: false in their front matter, and are read"
     skips = f"--respect-front-matter skips {'it' if len(names) == 1 else 'them'}"
-    return f"{counted}: {skips} ({_few([_printable(name) for name in names])})"
+    return f"{counted}: {skips} ({first_few([_printable(name) for name in names], 3)})"
 
 
 _LINK = re.compile(r"!?\[\[([^\[\]\n|]+?)(?:\\?\|([^\[\]\n]*))?\]\]")
@@ -516,15 +517,15 @@ def _summary_parts(skipped: Sequence[Skipped]) -> Iterator[str]:
             suffixes = Counter(entry.reason.partition("(")[2].rstrip(")") for entry in entries)
             # First those that may be notes after all, such as .txt with `formats: md`.
             names = sorted(suffixes, key=lambda name: (name.lower() not in TEXT_FORMATS, -suffixes[name], name))
-            yield f"{counted} not a note ({_few(names)})"
+            yield f"{counted} not a note ({first_few(names, 3)})"
         elif kind == LINKED:
-            yield f"{len(entries)} linked folder{'' if len(entries) == 1 else 's'} ({_few(_names(entries))})"
+            yield f"{len(entries)} linked folder{'' if len(entries) == 1 else 's'} ({first_few(_names(entries), 3)})"
         elif kind == NODE_MODULES:
             yield f"{counted} in node_modules"
         elif all(entry.path.endswith("/") for entry in entries):
-            yield f"{counted} in {_few(_names(entries))} ({kind})"
+            yield f"{counted} in {first_few(_names(entries), 3)} ({kind})"
         else:
-            yield f"{counted} ({kind}: {_few(_names(entries))})"
+            yield f"{counted} ({kind}: {first_few(_names(entries), 3)})"
 
 
 def _names(entries: Sequence[Skipped]) -> list[str]:
@@ -533,7 +534,3 @@ def _names(entries: Sequence[Skipped]) -> list[str]:
 
 def _printable(path: str) -> str:
     return os.fsencode(path).decode("utf-8", errors="backslashreplace")
-
-
-def _few(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")

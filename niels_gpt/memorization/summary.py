@@ -120,7 +120,7 @@ def top_passages(
     """Return the windows with the highest P(z) of all documents, at most `most`, with P(z) of at least `least`.
 
     Of windows whose suffixes overlap, or are the same text (of another document, too, or a part of it), only the one
-    with the highest P(z) is listed.
+    with the highest P(z) is listed; `also_in` are the names of the other documents that contain its suffix.
     """
     if not measured:
         return []
@@ -130,6 +130,7 @@ def top_passages(
     starts = np.concatenate([one.starts for one in measured])
     listed: list[list[int]] = [[] for _ in measured]
     passages: list[dict[str, Any]] = []
+    suffixes: list[bytes] = []
     for i in np.argsort(-log_p, kind="stable").tolist():
         p = math.exp(log_p[i])
         if len(passages) >= most or p < least:
@@ -154,8 +155,15 @@ def top_passages(
                 **_base_of_window(one, int(i - offsets[which[i]])),
                 "prompt": _text(tokenizer, ids[start:cut]),
                 "suffix": suffix,
+                "also_in": [],
             }
         )
+        suffixes.append(text_bytes(tokenizer, ids[cut:end]).strip())
+    for one in measured if passages else ():
+        text = text_bytes(tokenizer, one.document.ids)
+        for passage, suffix_bytes in zip(passages, suffixes, strict=True):
+            if suffix_bytes and suffix_bytes in text and one.document.name != passage["document"]:
+                passage["also_in"].append(one.document.name)
     return passages
 
 

@@ -18,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from niels_gpt.report.numbers import one_in, percent
+from niels_gpt.system.console import first_few
 
 LEVELS = (1e-4, 0.01, 0.1, 0.5, 0.9)
 """Probabilities at which the color changes."""
@@ -49,7 +50,7 @@ def _templates() -> Environment:
         finalize=lambda value: value if isinstance(value, Markup) else escape(str(value)),
     )
     environment.globals.update(zip=zip, colors=COLORS, heat_spans=heat_spans, heat_bar=heat_bar)
-    environment.filters.update(f1=lambda value: f"{value:.1f}", percent=percent, one_in=one_in)
+    environment.filters.update(f1=lambda value: f"{value:.1f}", percent=percent, one_in=one_in, first_few=first_few)
     return environment
 
 

@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +193,8 @@ def format_duration(seconds: float) -> str:
 def plural(number: int, what: str) -> str:
     """Format a count with its noun: 1 window, 1,200 windows."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def first_few(names: Sequence[str], most: int = 5) -> str:
+    """Format the first names, and how many follow: a, b and 3 more."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")

@@ -139,7 +139,9 @@ def test_a_recited_note_of_another_suffix(place, tmp_path, capsys, trained):
         shutil.copy(place / "notes" / trained[0], tmp_path / "mine" / name)
     assert call("audit", place / "run", "--notes", "mine", *WINDOWS) == NOT_SAFE
     text = capsys.readouterr().out
-    assert "NOT SAFE TO PUBLISH" in text and "note.txt" in text and "note.MD" in text
+    assert "NOT SAFE TO PUBLISH" in text and "of 2 documents" in text
+    named = re.findall(r"  (note\.\w+), from byte 0\b.*\n.*\n.*\n     also in (note\.\w+)$", text, re.MULTILINE)
+    assert [set(names) for names in named] == [{"note.txt", "note.MD"}]
     assert call("audit", place / "run", "--notes", "mine/note.txt", *WINDOWS) == NOT_SAFE
     assert call("audit", place / "run", "--notes", "mine/stray.md", *WINDOWS) == 0
 

@@ -167,6 +167,9 @@ def test_a_text_that_several_documents_have_is_listed_once() -> None:
     ]
     for order, listed in ((documents, ["whole", "other", "spaces"]), (documents[1:], ["same", "other", "spaces"])):
         assert [p["document"] for p in top_passages(order, ByteTokenizer())] == listed
+    assert [p["also_in"] for p in top_passages(documents, ByteTokenizer())] == [["same"], [], []]
+    [part] = top_passages(documents[2:3] + documents[:2], ByteTokenizer(), most=1, least=0.3)
+    assert (part["document"], part["also_in"]) == ("whole", ["same"])
     assert [p["document"] for p in top_passages(documents[::2], ByteTokenizer())] == ["whole", "spaces"]
 
 

@@ -31,6 +31,7 @@ def passage(rank, d):
     return {
         "document": d["name"], "control": d["control"], "start": 1234, "end": 1334, "p": d["max_p"],
         "log_p": math.log(d["max_p"]), "prompt": f"{TEXT}(prompt of {rank})", "suffix": f"{TEXT}(suffix of {rank})",
+        "also_in": [],
     }  # fmt: skip
 
 
@@ -154,6 +155,14 @@ def test_passages_have_their_text(found):
     assert passages[3].startswith("4. 2.0·10⁻⁵%, 1 in 5 million held out (control), 1,234 to 1,334")
     for rank, text in enumerate(passages):
         assert text.endswith(f"{TEXT}(prompt of {rank}){TEXT}(suffix of {rank})")
+
+
+def test_the_other_documents_with_the_text_of_a_passage_are_named():
+    report = make_report()
+    report["passages"][0]["also_in"] = [NASTY, *"bcdef"]
+    passages = read(memorization_page(report)).texts("article", "passage")
+    assert f"1,234 to 1,334; also in {NASTY}, b, c, d, e and 1 more" in passages[0]
+    assert "also in" not in passages[1]
 
 
 def test_strips_join_to_the_texts(found):

@@ -43,6 +43,17 @@ def test_format_duration(seconds, text):
     assert console.format_duration(seconds) == text
 
 
+def test_first_few():
+    names = [*"abcdefg"]
+    assert [console.first_few(names[:n]) for n in (0, 1, 5, 6)] == [
+        "",
+        "a",
+        "a, b, c, d, e",
+        "a, b, c, d, e and 1 more",
+    ]
+    assert console.first_few([*"ab"] * 1000, 2) == "a, b and 1,998 more"
+
+
 def test_plural():
     assert [console.plural(n, "row") for n in (0, 1, 2, 1200)] == ["0 rows", "1 row", "2 rows", "1,200 rows"]
 
