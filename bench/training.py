@@ -43,6 +43,8 @@ class Setting:
     checkpointed: bool = False
     lora: int = 0
     """Rank of LoRA, ours only; 0: all weights are trained."""
+    lora_in_half: bool = False
+    """LoRA in the last half of the blocks only."""
 
 
 @dataclass
@@ -72,7 +74,7 @@ def prepare(name: str, setting: Setting, quick: bool) -> Trainer:
     make = models.niels_gpt if name == OURS else models.PEERS[name]
     model = make(size, **options)
     if setting.lora:
-        _add_adapters(model, setting.lora)
+        _add_adapters(model, setting)
     model = model.to(device).train()
     ids = torch.randint(0, size.V, (rows, size.T + 1)).to(device)
     x, y = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
@@ -84,18 +86,18 @@ def prepare(name: str, setting: Setting, quick: bool) -> Trainer:
     return Trainer(step, x.numel(), sum(p.numel() for p in model.parameters()), notes)
 
 
-def _add_adapters(model: Any, rank: int) -> None:
-    """Freeze the weights of our model, and add LoRA of this rank to its matrices."""
-    settings = _lora_config(rank)
+def _add_adapters(model: Any, setting: Setting) -> None:
+    """Freeze the weights of our model, and add LoRA to its matrices."""
+    settings = _lora_config(setting, model.config.L)
     importlib.import_module("niels_gpt.model.lora").add_adapters(model, settings)
 
 
-def _lora_config(rank: int) -> Any:
+def _lora_config(setting: Setting, blocks: int) -> Any:
     """Return the options of LoRA. Raises Unavailable if niels-gpt has none: older versions are measured, too."""
     make = getattr(importlib.import_module("niels_gpt.config"), "LoRAConfig", None)
     if make is None:
         raise Unavailable("this version of niels-gpt has no LoRA")
-    return make(rank=rank)
+    return make(rank=setting.lora, layers=(blocks + 1) // 2 if setting.lora_in_half else 0)
 
 
 def _our_step(model: Any, x: Any, y: Any, setting: Setting, quick: bool, notes: list[str]) -> Callable[[], object]:
@@ -105,7 +107,7 @@ def _our_step(model: Any, x: Any, y: Any, setting: Setting, quick: bool, notes: 
     from niels_gpt.training.tasks.base import Batch
 
     precision: Literal["fp8", "bf16", "fp32"] = "fp8" if setting.fp8 else "bf16" if setting.bf16 else "fp32"
-    lora: dict[str, Any] = {"lora": _lora_config(setting.lora)} if setting.lora else {}
+    lora: dict[str, Any] = {"lora": _lora_config(setting, model.config.L)} if setting.lora else {}
     train = TrainConfig(B=len(x), precision=precision, accumulate=1, **lora)  # 1: fail rather than split the batch
     settings = EngineConfig(compile=False if quick else None, checkpoint_activations=setting.checkpointed)
     config = RunConfig(model=model.config, train=train, engine=settings, init_from="a base" if setting.lora else "")

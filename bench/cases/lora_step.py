@@ -18,8 +18,10 @@ def _case(device: str) -> Case:
     cuda = device == "cuda"
     full = Setting(SMOLLM2 if cuda else SMOLLM2_SHALLOW, device, bf16=cuda)
     lora = dataclasses.replace(full, lora=RANK)
+    in_half = dataclasses.replace(lora, lora_in_half=True)
     contenders = (
         Contender(f"{OURS}, LoRA {RANK}", lambda quick: step_work(OURS, lora, quick), "ours", target=1.43),
+        Contender(f"{OURS}, in the last half", lambda quick: step_work(OURS, in_half, quick), "ours", target=1.43),
         Contender(f"{OURS}, all weights", lambda quick: step_work(OURS, full, quick)),
     )
     return Case("lora_step", "tokens/s", contenders, device, rounds=9 if cuda else 3)

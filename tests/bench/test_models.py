@@ -82,6 +82,14 @@ def test_lora_that_is_missing_is_reported(monkeypatch):
         step_work(OURS, Setting(SMOLLM2_SHALLOW, lora=16), True)
 
 
+def test_adapters_in_the_last_half():
+    plain, everywhere, in_half = (
+        prepare(OURS, dataclasses.replace(Setting(SMOLLM2_SHALLOW), **options), True).parameters
+        for options in ({}, {"lora": 2}, {"lora": 2, "lora_in_half": True})
+    )
+    assert everywhere - plain == 2 * (in_half - plain) > 0
+
+
 def test_prompts_of_a_given_length():
     setup = Setup(SMOLLM2_SHALLOW, prompt_tokens=20, new_tokens=5)
     assert (len(setup.prompt), setup.new(False), setup.new(True)) == (20, 5, 10)
