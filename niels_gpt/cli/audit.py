@@ -138,7 +138,7 @@ def show_verdict(verdict: AuditVerdict, out: Path | None) -> None:
         print(f"     prompt  {passage['prompt'][-70:]!r}")
         print(f"     suffix  {passage['suffix'][:70]!r}")
         if passage["also_in"]:
-            print(f"     also in {first_few(passage['also_in'])}")
+            print(f"     also in {first_few(passage['also_in'], 3)}")
     _show_controls(verdict)
     _show_base(verdict)
     if out is not None:

@@ -200,7 +200,7 @@ def show_report(report: dict[str, Any], folder: Path) -> None:
         print(f"  prompt  {_one_line(passage['prompt'][-90:])}")
         print(f"  suffix  {_one_line(passage['suffix'][:90])}")
         if passage["also_in"]:
-            print(f"  also in {first_few(passage['also_in'])}")
+            print(f"  also in {first_few(passage['also_in'], 3)}")
     if report["positions"] == "rope":
         print("\npositions are relative (RoPE): P(z) does not depend on the offset in the frame")
     elif report["position_map"] is not None:
