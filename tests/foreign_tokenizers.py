@@ -86,22 +86,30 @@ def llama3() -> Tokenizer:
     return tokenizer
 
 
+def converted(model: bytes) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Return vocabulary and merges of a SentencePiece BPE as transformers does: every pair that makes a piece."""
+    found = sentencepiece.SentencePieceProcessor(model_proto=model)
+    vocabulary = {found.id_to_piece(i): i for i in range(found.vocab_size())}
+    merges = []
+    for piece in sorted(vocabulary, key=lambda piece: -found.get_score(vocabulary[piece])):
+        splits = [(piece[:n], piece[n:]) for n in range(1, len(piece))]
+        pairs = [pair for pair in splits if vocabulary.keys() >= set(pair)]
+        merges += sorted(pairs, key=lambda pair: [vocabulary[part] for part in pair])
+    return vocabulary, merges
+
+
 @cache
 def llama2_json(scheme: str = "prepend") -> Tokenizer:
     """As Llama 2's tokenizer.json: BPE with byte fallback over spaces that are written as U+2581.
 
     scheme: `prepend` is the normalizer of older files; `first`, `always` and `never` are those of Metaspace.
     """
-    specials = ["<unk>", "<s>", "</s>"]
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    pieces = [f"<0x{byte:02X}>" for byte in range(256)]
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
-    tokenizer.train_from_iterator(
-        TEXTS, trainers.BpeTrainer(vocab_size=600, special_tokens=[*specials, *pieces], show_progress=False)
+    vocabulary, merges = converted(sentencepiece_model())
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in ("<unk>", "<s>", "</s>")]
     )
     content = json.loads(tokenizer.to_str())
-    content["added_tokens"] = content["added_tokens"][:3]  # byte pieces are part of the vocabulary
-    content["normalizer"] = content["pre_tokenizer"] = None
     steps = [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}]
     steps += [{"type": "Fuse"}]
     if scheme == "prepend":

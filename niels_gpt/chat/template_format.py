@@ -116,11 +116,15 @@ class TemplateFormat:
 
     @cached_property
     def _turns(self) -> _Turns:
-        """How replies begin and end, from plain conversations. Raises NotMaskable."""
+        """How replies begin and end, from plain conversations. Raises NotMaskable.
+
+        The space at the end of a question can become one token with what the template writes next.
+        """
         first = [{"role": "user", "content": "How are you?"}, {"role": "assistant", "content": "Fine, thanks."}]
         second = [{"role": "user", "content": "Good.\nAnd now"}, {"role": "assistant", "content": "We go on."}]
+        third = [{"role": "user", "content": "Go on. "}, {"role": "assistant", "content": "There is no more."}]
         prompts, ends = [], []
-        for messages in (first, second, [*first, *second]):
+        for messages in (first, second, third, [*first, *second]):
             encoded = self._encode(messages)
             prompts += [encoded.ids[:begin] for begin, _ in encoded.replies]
             ends += [encoded.ids[end - 1] for _, end in encoded.replies]

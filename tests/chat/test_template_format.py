@@ -27,6 +27,7 @@ STYLES = {
     "llama2-sentencepiece": ("sentencepiece", templates.LLAMA2),
     "llama3": ("llama3", templates.LLAMA3),
     "zephyr": ("llama2", templates.ZEPHYR),
+    "zephyr-lines": ("qwen", templates.ZEPHYR),
     "zephyr-first": ("llama2-first", templates.ZEPHYR),
     "gemma": ("smollm", templates.GEMMA),
     "vicuna": ("llama2", templates.VICUNA),
@@ -235,7 +236,7 @@ class TestMasksRefused:
 class TestPrompts:
     def test_a_token_that_reaches_into_the_reply_is_cut(self, styles):
         """The last line end of the prompt and the first of the reply would be one token."""
-        ours, theirs = styles["zephyr"]
+        ours, theirs = styles["zephyr-lines"]
         chat = [ASKED[0], {"role": "assistant", "content": "\n\nParis"}, *MORE]
         ids, replies = chat_format(ours).encode(chat)
         expected = theirs.apply_chat_template(chat)["input_ids"]
