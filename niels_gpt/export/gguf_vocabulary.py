@@ -2,9 +2,9 @@
 
 llama.cpp has an algorithm per vocabulary type, and few of them fit:
 
-- `plamo2` is a unigram model with byte fallback, which is what our SentencePiece models are. `llama` merges neighbors
-  by score, which gives other ids; `t5` is a unigram model, but replaces every character without a piece by `<unk>`.
-- `gpt2` is byte-level BPE, for tokenizers of others (`gguf_bpe.py`).
+- `plamo2` is a unigram model with byte fallback, which is what our SentencePiece models are. `t5` is a unigram model,
+  too, but replaces every character without a piece by `<unk>`.
+- `gpt2` is byte-level BPE, and `llama` merges neighbors by score: for tokenizers of others (`gguf_bpe.py`).
 - `rwkv` matches the longest token, byte by byte: with the 256 bytes as tokens it encodes every text as its bytes.
 
 With `plamo2` two things remain different. Where two segmentations have the same score, such as runs of one character
@@ -42,9 +42,9 @@ def add_vocabulary(writer: GGUFWriter, tokenizer: AnyTokenizer, V: int, *, learn
     """
     from gguf import TokenType
 
-    start, template = False, None
+    start, space_prefix, template = False, False, None
     if isinstance(tokenizer, ForeignTokenizer):
-        tokens = _bpe_tokens(writer, tokenizer.files)
+        tokens, space_prefix = _bpe_tokens(writer, tokenizer.files)
         start, template = bool(tokenizer.document_start), tokenizer.templates.get("default")
         reply_end = None
         if learned_chat:
@@ -68,7 +68,7 @@ def add_vocabulary(writer: GGUFWriter, tokenizer: AnyTokenizer, V: int, *, learn
     writer.add_token_types(list(types))
     writer.add_add_bos_token(start)
     writer.add_add_eos_token(False)
-    writer.add_add_space_prefix(False)
+    writer.add_add_space_prefix(space_prefix)
     if template is not None:
         writer.add_chat_template(template)
 
@@ -82,22 +82,20 @@ def _add_special_ids(writer: GGUFWriter, tokenizer: AnyTokenizer, reply_end: int
     writer.add_pad_token_id(special["eot"])
 
 
-def _bpe_tokens(writer: GGUFWriter, foreign: Mapping[str, bytes]) -> list[tuple[str, float, TokenType]]:
-    """Add the merges of a byte-level BPE tokenizer of others; return (text, score, type) of each id."""
+def _bpe_tokens(writer: GGUFWriter, foreign: Mapping[str, bytes]) -> tuple[list[tuple[str, float, TokenType]], bool]:
+    """Add a BPE tokenizer of others; return (text, score, type) of each id, and whether it adds a space to a text."""
     from gguf import TokenType
 
     if "tokenizer.json" not in foreign:
-        raise unsupported("this model has a tokenizer.model")
+        raise unsupported("this model has a tokenizer.model and no tokenizer.json")
     found = read_bpe(foreign["tokenizer.json"])
-    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_model(found.model)
     writer.add_tokenizer_pre(found.pre)
-    writer.add_token_merges(found.merges)
-    tokens = []
-    for i, text in enumerate(found.tokens):
-        kind = TokenType.USER_DEFINED if i in found.added else TokenType.NORMAL
-        kind = TokenType.CONTROL if i in found.special else kind
-        tokens.append((f"[unused {i}]", 0.0, TokenType.UNUSED) if text is None else (text, 0.0, kind))
-    return tokens
+    if found.merges:
+        writer.add_token_merges(found.merges)
+    if found.unknown_id is not None:
+        writer.add_unk_token_id(found.unknown_id)
+    return [(token.text, token.score, TokenType[token.kind]) for token in found.tokens], found.space_prefix
 
 
 def _unigram_tokens(tokenizer: Tokenizer) -> list[tuple[str, float, TokenType]]:

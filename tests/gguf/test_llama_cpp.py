@@ -224,7 +224,21 @@ def test_padded_vocabularies_of_others_load(tmp_path, tied, kind):
     assert np.linalg.norm(logits_of(llama, ids) - expected) < limit * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("name", ["smollm", "qwen", "llama3"])
+@pytest.mark.parametrize("name", ["llama2", "llama2-never"])
+def test_bpe_with_byte_fallback_of_others_has_its_ids(tmp_path, name):
+    tokenizer = load_tokenizer(foreign_tokenizers.make(name, tmp_path / "public"))
+    model = GPT({"V": tokenizer.vocab_size + 3, "T": 64, "C": 32, "L": 1, "H": 2, "norm": "rmsnorm", "mlp": "swiglu"})
+    write_gguf(model, tokenizer, tmp_path / "m.gguf")
+    llama = load(tmp_path / "m.gguf")
+    for text in [*HARD_TEXTS, *foreign_tokenizers.TEXTS, "[INST] a [/INST] b</s><s> [INST]c", "aaaaaaa     theethe"]:
+        found = llama.tokenize(text.encode(), add_bos=False, special=True)
+        assert found == tokenizer.encode(text), text
+        found = llama.tokenize(text.encode(), add_bos=False, special=False)
+        assert found == tokenizer.encode_as_text(text), text
+        assert llama.detokenize(found).decode().removeprefix(" ") == text.removeprefix(" ")
+
+
+@pytest.mark.parametrize("name", ["smollm", "qwen", "llama3", "llama2"])
 def test_tokenizers_of_others_begin_and_end_a_text_as_here(tmp_path, name):
     template = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     tokenizer = load_tokenizer(foreign_tokenizers.make(name, tmp_path / "public", chat_template=template))
