@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_gpt.config.public_model import folder_or_id
-from niels_gpt.pretrained.find_model import local_folder
-from niels_gpt.pretrained.model_folder import ModelFolder
+from niels_gpt.pretrained.find_model import find_folder, local_folder
+from niels_gpt.pretrained.model_folder import ModelFolder, open_folder
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.history import history
-from niels_gpt.runs.source import read_source
+from niels_gpt.runs.source import BASE_FILE, FILE, read_source
 from niels_gpt.system import files
 from niels_gpt.system.json_text import parse_json
 
@@ -27,7 +27,7 @@ def public_name(name: str) -> str:
 
 
 def source_record(name: str, opened: ModelFolder) -> dict[str, Any]:
-    """What source.json of an imported model records: where the model comes from, without a path."""
+    """What a run records of a model of others: where it comes from, without a path."""
     return {
         "name": public_name(name),
         "model_type": opened.family.model_type,
@@ -36,6 +36,11 @@ def source_record(name: str, opened: ModelFolder) -> dict[str, Any]:
         "licence": _licence(opened.path),
         "private_text": _says_private(opened.path),
     }
+
+
+def record_base(run: RunFolder, init_from: str) -> None:
+    """Record in a run the public model that it begins with (`hf:...`), whose folder may be gone later."""
+    files.write_json(run.base_source_path, source_record(init_from, open_folder(find_folder(init_from))))
 
 
 class PublicBase(NamedTuple):
@@ -52,16 +57,18 @@ def public_base(run: RunFolder | None) -> PublicBase | None:
     """The public model that a run is, or began with (`init_from`); None if there is none, or a run between is gone."""
     for past in history(run):
         if past.run.imported:
-            return _read_source(past.run)
+            return _recorded(past.run, FILE)
         if past.from_public:
+            if recorded := _recorded(past.run, BASE_FILE):
+                return recorded
             folder, name = local_folder(past.config.init_from), public_name(past.config.init_from)
             return PublicBase(name, "") if folder is None else PublicBase(name, _licence(folder), _says_private(folder))
     return None
 
 
-def _read_source(run: RunFolder) -> PublicBase | None:
-    """What source.json of an imported model says; None if it is damaged."""
-    source = read_source(run.path)
+def _recorded(run: RunFolder, file: str) -> PublicBase | None:
+    """What a run records of a model of others; None if it does not, or the file is damaged."""
+    source = read_source(run.path, file)
     return None if source is None else PublicBase(source["name"], source["licence"], bool(source.get("private_text")))
 
 

@@ -44,6 +44,7 @@ class RunFolder:
         self.skipped_path = self.path / "skipped.json"
         self.environment_path = self.path / environment.FILE
         self.source_path = self.path / source.FILE
+        self.base_source_path = self.path / source.BASE_FILE
 
     @property
     def exists(self) -> bool:
@@ -141,8 +142,9 @@ class RunFolder:
     def release(self) -> None:
         """Delete the files of a run that did no step, so that the folder can be used again."""
         config = (self.config_path, copy_path(self.config_path))
-        files_of_run = self.tokenizer_path, self.metrics_path, self.skipped_path, self.environment_path, self.base
-        for path in (*config, *files_of_run, self.base.with_name("config.json")):
+        files_of_run = self.tokenizer_path, self.metrics_path, self.skipped_path, self.environment_path
+        base = self.base_source_path, self.base, self.base.with_name("config.json")
+        for path in (*config, *files_of_run, *base):
             path.unlink(missing_ok=True)
         if self.foreign_tokenizer.is_dir():
             remove_foreign(self.foreign_tokenizer)

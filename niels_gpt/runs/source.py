@@ -1,4 +1,7 @@
-"""source.json of a run: where an imported model comes from. A run with this file was imported, not trained here."""
+"""Where a model of others comes from: source.json of an imported run, base.json of a run that began with one (`hf:`).
+
+A run with a source.json was imported, not trained here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 from niels_gpt.system.json_text import parse_json
 
-FILE = "source.json"
+FILE, BASE_FILE = "source.json", "base.json"
 SECTIONS = ("model",)
 """The sections of the config of an imported model: it has no data and no schedule."""
 
@@ -18,10 +21,10 @@ def is_imported(run: Path) -> bool:
     return (run / FILE).exists()
 
 
-def read_source(run: Path) -> dict[str, Any] | None:
-    """Return what source.json of an imported model says; None if there is none, or it is damaged."""
+def read_source(run: Path, file: str = FILE) -> dict[str, Any] | None:
+    """Return what a run records of a model of others; None if there is no such file, or it is damaged."""
     try:
-        source = parse_json((run / FILE).read_bytes())
+        source = parse_json((run / file).read_bytes())
         return {**source, "name": str(source["name"]), "licence": str(source["licence"])}
     except (OSError, ValueError, LookupError, TypeError):
         return None

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from niels_gpt.config import RunConfig
+from niels_gpt.config.public_model import is_public
 from niels_gpt.data.note_selection import SelectedNotes
 from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.inference.generation import stream_text
@@ -27,6 +28,7 @@ from niels_gpt.inference.sampling import Sampling
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.lora import add_adapters
 from niels_gpt.pretrained.initial_weights import initial_path
+from niels_gpt.pretrained.public_base import record_base
 from niels_gpt.runs.checkpoint import save_base
 from niels_gpt.runs.environment import DIVERGED, FINISHED, STOPPED, Session, recorded_session
 from niels_gpt.runs.folder import MetricsLog, RunFolder
@@ -182,6 +184,8 @@ def train(
                 if resume:
                     run.keep_metrics_before(state.step)
                     run.retain(config.output.keep, up_to=state.step)  # killed before it deleted old checkpoints
+                if origin is not None and is_public(config.init_from):
+                    record_base(run, config.init_from)
                 run.write_config(config)
                 run.write_tokenizer(task.tokenizer)
                 run.write_skipped(selections)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import stat
 import sys
@@ -196,6 +197,7 @@ def test_an_audit_of_later_notes_does_not_clear_the_private_text_of_the_base(tmp
     shares = ("--set=train.p_train={roam: 1.0}", "--set=train.p_val={roam: 1.0}", "--set=data.roam_val_frac=0.25")
     tune = ("--set=init_from=hf:recites", "--set=train.B=2", "--set=output.sample_every=0", "--device=cpu", *shares)
     assert call("train", "--run-dir", "tuned", "--steps", "1", "--notes", later, *tune) == 0
+    shutil.rmtree("recites")  # what it was is in the run
     capsys.readouterr()
     assert call("export", "hf", "tuned", "--out", "laundered", "--audit") == NOT_JUDGED
     assert "recites" in error_of(capsys) and not (tmp_path / "laundered").exists()

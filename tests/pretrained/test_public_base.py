@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 
 from niels_gpt.config import ModelConfig, RunConfig
+from niels_gpt.export.hugging_face import write_hf
+from niels_gpt.model.gpt import GPT
 from niels_gpt.pretrained.find_model import find_folder
-from niels_gpt.pretrained.public_base import PRIVATE_TEXT, PublicBase, public_base
+from niels_gpt.pretrained.public_base import PRIVATE_TEXT, PublicBase, public_base, record_base
 from niels_gpt.runs.folder import RunFolder
+from niels_gpt.tokenizer import ByteTokenizer
 
 NAME = "somebody/tiny-llama"
 
@@ -41,6 +45,20 @@ def run_from(init_from: str) -> RunFolder:
 
 def test_a_repository_is_read_from_the_cache_of_the_hub(hub_cache: Path) -> None:
     assert public_base(run_from(f"hf:{NAME}")) == PublicBase(NAME, "mit", private=True)
+
+
+def test_what_a_run_recorded_counts_after_the_model_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model").mkdir()
+    sizes = {"V": 256, "T": 16, "C": 16, "L": 1, "H": 2, "norm": "rmsnorm", "mlp": "swiglu"}
+    write_hf(GPT(sizes), ByteTokenizer(), Path("model"), private_text=True)
+    Path("model", "README.md").write_text("---\nlicense: mit\n---\n", encoding="utf-8")
+    run = run_from("hf:model")
+    record_base(run, "hf:model")
+    shutil.rmtree("model")
+    assert public_base(run) == PublicBase("model", "mit", private=True)
+    run.release()
+    assert public_base(run) is None
 
 
 def test_a_repository_that_is_not_in_the_cache_has_a_name(hub_cache: Path) -> None:
