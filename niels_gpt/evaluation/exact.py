@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from niels_gpt.evaluation.sampled import eval_mode
 from niels_gpt.evaluation.scoring import score_rows, token_scores
+from niels_gpt.model.eval_mode import eval_mode
 from niels_gpt.model.gpt import GPT
 
 

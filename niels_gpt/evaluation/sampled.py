@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from niels_gpt.batching import get_batch
-from niels_gpt.model.eval_mode import evaluating
+from niels_gpt.evaluation.scoring import token_scores
+from niels_gpt.model.eval_mode import eval_mode
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.loss import loss_fn
-
-
-@contextlib.contextmanager
-def eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Switch off dropout and gradients for the block, then restore the train/eval mode."""
-    with evaluating(model), torch.no_grad():
-        yield
 
 
 def nats_and_targets(
@@ -30,7 +23,8 @@ def nats_and_targets(
             counted = y != -100
             number, length = int(counted.sum()), int(counted.any(0).nonzero().max()) + 1 if counted.any() else 0
             if number:  # positions after the last target change nothing: padding costs no time
-                total += number * loss_fn(model(x[:, :length].to(device)), y[:, :length].to(device)).item()
+                log_p, _ = token_scores(model, x[:, :length].to(device), y[:, :length])
+                total -= log_p.double().sum().item()
             targets += number
     return total, targets
 

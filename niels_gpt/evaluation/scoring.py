@@ -5,15 +5,18 @@ Rows are padded on the right, which causal attention does not see.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 
-from niels_gpt.evaluation.sampled import eval_mode
+from niels_gpt.model.eval_mode import eval_mode
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.device import bf16_autocast
 
+LOGITS_BYTES, FEWEST_ROWS = 2**24, 256
+"""Logits that are computed at a time on a CPU: of so many bytes, but of so many rows at least."""
 CountRows = Callable[[int], None]
 """Called with the number of rows done since the last call."""
 
@@ -82,39 +85,49 @@ def token_scores(
     targets: torch.Tensor,
     *,
     positions: torch.Tensor | None = None,
-    precision: str = "fp32",
+    segments: torch.Tensor | None = None,
+    precision: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (log-probabilities, whether the target is the greedy choice) of the scored targets, in order.
 
     x (B, n) are ids, targets (B, n) the next ids on the CPU, -100 where nothing is scored. The head sees only scored
     positions. Logits are computed in chunks and overwritten in place, so only one such tensor exists at a time.
-    `precision` is as in `score_rows`; the log-probabilities are float32 (float64 for a float64 model).
+    `precision` is as in `score_rows`, or that of the surrounding block (""); the log-probabilities are float32 (float64
+    for a float64 model).
     """
     scored = targets.flatten() != -100
     positions_scored = scored.nonzero().squeeze(1).to(x.device)
     wanted = targets.flatten()[scored].to(x.device)
-    with bf16_autocast(x.device.type, precision == "bf16"):
-        h = model.hidden(x, positions=positions)
+    with bf16_autocast(x.device.type, precision == "bf16") if precision else contextlib.nullcontext():
+        h = model.hidden(x, positions=positions, segments=segments)
     h = h.flatten(0, 1)[positions_scored]
     h = h.float() if precision == "bf16" else h
-    size = max(1, _logits_bytes(model) // (4 * model.config.V))
-    log_p, greedy = [], []
-    for h_chunk, ids in zip(h.split(size), wanted.split(size), strict=True):
+    size = _rows_of_logits(model)
+    # Results have their place before there are logits: small tensors in the gaps between large ones keep the C library
+    # from using a gap again (see `keep_freed_memory`), and all logits would be in memory after all.
+    log_p = torch.empty(len(h), dtype=torch.promote_types(h.dtype, torch.float32), device=h.device)
+    greedy = torch.empty(len(h), dtype=torch.bool, device=h.device)
+    outputs = log_p.split(size), greedy.split(size)
+    for h_chunk, ids, log_p_chunk, greedy_chunk in zip(h.split(size), wanted.split(size), *outputs, strict=True):
         logits = model.logits(h_chunk)
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
         top, choice = logits.max(dim=-1, keepdim=True)
         logits.sub_(top)
         gathered = logits.gather(-1, ids[:, None])
-        log_p.append((gathered - logits.exp_().sum(dim=-1, keepdim=True).log_()).squeeze(1))
-        greedy.append(choice.squeeze(1) == ids)
-    return torch.cat(log_p), torch.cat(greedy)
+        log_p_chunk.copy_((gathered - logits.exp_().sum(dim=-1, keepdim=True).log_()).squeeze(1))
+        torch.eq(choice.squeeze(1), ids, out=greedy_chunk)
+    return log_p, greedy
 
 
-def _logits_bytes(model: GPT) -> int:
-    """Return the bytes of logits per chunk. On a CPU what fits the caches is fastest: a matmul of 256 rows costs no
-    more per row than one of 1600."""
-    return 2**28 if model.device.type == "cuda" else 2**24
+def _rows_of_logits(model: GPT) -> int:
+    """Return the rows of logits per chunk.
+
+    A CPU is fastest if they fit its caches: a matmul of 256 rows costs no more per row than one of 1600, but one of 27
+    costs twice as much, because it reads the whole matrix.
+    """
+    most = 16 * LOGITS_BYTES if model.device.type == "cuda" else LOGITS_BYTES
+    return max(FEWEST_ROWS, most // (4 * model.config.V))
 
 
 def _tokens_per_pass(model: GPT) -> int:

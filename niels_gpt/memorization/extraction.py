@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from niels_gpt.evaluation.sampled import eval_mode
 from niels_gpt.evaluation.scoring import CountRows, row_groups, score_rows
 from niels_gpt.inference.decoding import Decoder
 from niels_gpt.inference.sampling import Sampling
+from niels_gpt.model.eval_mode import eval_mode
 from niels_gpt.model.gpt import GPT
 
 _GREEDY = Sampling(temperature=0.0)

@@ -36,6 +36,13 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
                     module.training = True
 
 
+@contextlib.contextmanager
+def eval_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Switch off dropout and gradients for the block, then restore the train/eval mode."""
+    with evaluating(model), torch.no_grad():
+        yield
+
+
 def at_rest(model: torch.nn.Module) -> bool:
     """Whether a model is in evaluation mode without an open block.
 

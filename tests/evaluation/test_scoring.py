@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -56,26 +58,25 @@ def test_offset_is_the_position_of_the_first_token() -> None:
             score_rows(model, [row], np.array([5]), offset=offset)
 
 
-def test_chunks_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [some_ids(20, seed=i) for i in range(9)]
-    expected = score_rows(some_model(), rows, np.full(9, 8))
-    seen: list[int] = []
+def head_rows(monkeypatch: pytest.MonkeyPatch, fewest: int) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """(rows of each call of the head, log P, hits) of 108 scored positions."""
+    rows, seen = [some_ids(20, seed=i) for i in range(9)], []
     hook = some_model().lm_head.register_forward_hook(lambda module, args, output: seen.append(len(args[0])))
-    monkeypatch.setattr("niels_gpt.evaluation.scoring._logits_bytes", lambda model: 4 * 40 * 5)
+    monkeypatch.setattr("niels_gpt.evaluation.scoring.FEWEST_ROWS", fewest)
+    monkeypatch.setattr("niels_gpt.evaluation.scoring.LOGITS_BYTES", 4 * 40 * 5)
     try:
         log_p, hits = score_rows(some_model(), rows, np.full(9, 8))
     finally:
         hook.remove()
-    assert log_p == pytest.approx(expected[0], abs=1e-4) and hits.tolist() == expected[1].tolist()
-    assert seen == [5] * 21 + [3]  # 9 x 12 scored positions
-    monkeypatch.setattr("niels_gpt.evaluation.scoring._logits_bytes", lambda model: 1)
-    sizes: list[int] = []
-    hook = some_model().lm_head.register_forward_hook(lambda module, args, output: sizes.append(len(args[0])))
-    try:
-        score_rows(some_model(), rows[:1], np.array([17]))
-    finally:
-        hook.remove()
-    assert sizes == [1, 1, 1]  # at least one position at a time
+    return seen, log_p, hits
+
+
+def test_chunks_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = score_rows(some_model(), [some_ids(20, seed=i) for i in range(9)], np.full(9, 8))
+    for fewest, sizes in ((1, [5] * 21 + [3]), (50, [50, 50, 8])):
+        seen, log_p, hits = head_rows(monkeypatch, fewest)
+        assert seen == sizes
+        assert log_p == pytest.approx(expected[0], abs=1e-4) and hits.tolist() == expected[1].tolist()
 
 
 def test_one_forward_pass_per_batch_and_the_head_for_scored_positions() -> None:
@@ -128,3 +129,26 @@ def test_token_scores_of_bfloat16_logits_are_float32() -> None:
     assert (log_p.dtype, greedy.dtype, len(log_p)) == (torch.float32, torch.bool, 2)
     expected = logits.log_softmax(-1)[[3, 7], [1, 2]]
     assert log_p.tolist() == pytest.approx(expected.tolist(), abs=0.05)
+
+
+PEAK = """
+import resource, torch
+from niels_gpt.evaluation.scoring import token_scores
+from niels_gpt.model.gpt import GPT
+from niels_gpt.system.allocator import keep_freed_memory
+keep_freed_memory()
+model = GPT({"V": 50_000, "T": 512, "C": 16, "L": 1, "H": 2, "norm": "rmsnorm", "mlp": "swiglu"}).eval()
+def peak(rows):
+    with torch.no_grad():
+        token_scores(model, torch.zeros(rows, 512, dtype=torch.int64), torch.ones(rows, 512, dtype=torch.int64))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(peak(6), peak(24))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units elsewhere")
+def test_four_times_the_rows_take_no_more_memory() -> None:
+    """The logits of all rows would take 2.4 GB, those of a chunk 51 MB; glibc wastes a few chunks."""
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, timeout=300)
+    few, many = map(int, done.stdout.split())
+    assert many - few < 500e6

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 
 import pytest
+import torch
 from torch import nn
 
-from niels_gpt.model.eval_mode import at_rest, evaluating
+from niels_gpt.model.eval_mode import at_rest, eval_mode, evaluating
 
 
 def model() -> nn.Module:
@@ -28,6 +29,15 @@ def test_every_module_returns_to_its_mode() -> None:
         assert not any(modes(made))
         raise KeyError
     assert modes(made) == before
+
+
+def test_gradients_are_off_in_a_block_and_on_again_after_an_error() -> None:
+    made = model()
+    before = modes(made)
+    with pytest.raises(KeyError), eval_mode(made):
+        assert not any(modes(made)) and not torch.is_grad_enabled()
+        raise KeyError
+    assert modes(made) == before and torch.is_grad_enabled()
 
 
 def test_the_last_of_overlapping_blocks_restores_the_modes() -> None:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 import numpy as np
-import torch.nn.functional as F
 
 from niels_gpt.config import RunConfig
 from niels_gpt.config.checks import check_int
@@ -20,7 +19,8 @@ from niels_gpt.config.splice import SingleSelectMode
 from niels_gpt.config.splice import log as selection_log
 from niels_gpt.data.note_selection import SelectedNotes, selection_lines
 from niels_gpt.data.source_paths import display_name
-from niels_gpt.evaluation.sampled import eval_mode
+from niels_gpt.evaluation.scoring import token_scores
+from niels_gpt.model.eval_mode import eval_mode
 from niels_gpt.model.gpt import GPT
 from niels_gpt.splice import MultiSpliceDocumentDataset
 from niels_gpt.splice.dataset import log_selected, metadata
@@ -120,9 +120,10 @@ class SpliceTask:
         with eval_mode(model):
             for batch in _batches(spans, self.config.train.B):
                 tensors, frames = self._tensors(dataset, batch, device)
-                logits = model(tensors.x, **Batch(*tensors).structure())
-                losses = F.cross_entropy(logits.flatten(0, 1).float(), tensors.targets.flatten(), reduction="none")
-                rows = losses.view(tensors.targets.shape).double().cpu().numpy()
+                x, targets, segments, positions = Batch(*tensors)
+                log_p, _ = token_scores(model, x, targets.cpu(), segments=segments, positions=positions)
+                rows = np.zeros(targets.shape)
+                rows[targets.cpu().numpy() != -100] = -log_p.double().cpu().numpy()
                 row, starts = (
                     (frames.frame, frames.start)
                     if isinstance(frames, PackedFrames)
