@@ -295,6 +295,15 @@ class TestFiles:
         copy = pickle.loads(pickle.dumps(tokenizer))
         assert copy.encode("The dog") == tokenizer.encode("The dog") and copy.where == tokenizer.where
 
+    def test_the_same_files_are_made_into_one_tokenizer(self, tmp_path):
+        folder = made.make("smollm", tmp_path / "a")
+        first = load_tokenizer(folder)
+        assert load_tokenizer(folder) is first
+        other = load_tokenizer(made.make("smollm", tmp_path / "b"))
+        assert other.where != first.where and other.sha256 == first.sha256
+        made.make("smollm", folder, chat_template="x")
+        assert load_tokenizer(folder).templates == {"default": "x"} and not first.templates
+
     def test_identity_covers_all_files(self, tmp_path):
         shas = set()
         for number, change in enumerate(({}, {"chat_template": "x"}, {"eos_token": "<|endoftext|>"})):

@@ -1,6 +1,7 @@
 """Sizes of tokens in bytes."""
 
 import numpy as np
+import pytest
 
 from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer, text_bytes, token_sizes
 
@@ -8,6 +9,13 @@ from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer, text_bytes, token
 def test_every_byte_has_size_1():
     assert token_sizes(ByteTokenizer()).tolist() == [1] * 256
     assert text_bytes(ByteTokenizer(), np.array([104, 105])) == b"hi"
+
+
+def test_they_are_counted_once_and_read_only(tokenizer):
+    sizes = token_sizes(tokenizer)
+    assert token_sizes(tokenizer) is sizes and token_sizes(ByteTokenizer()) is not sizes
+    with pytest.raises(ValueError, match="read-only"):
+        sizes[0] = 1
 
 
 def test_sizes_of_subwords_add_up_to_the_text(tokenizer):
