@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from niels_gpt.batching import get_batch
-from niels_gpt.evaluation.scoring import token_scores
+from niels_gpt.evaluation.scoring import token_nats
 from niels_gpt.model.eval_mode import eval_mode
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.loss import loss_fn
@@ -23,8 +23,8 @@ def nats_and_targets(
             counted = y != -100
             number, length = int(counted.sum()), int(counted.any(0).nonzero().max()) + 1 if counted.any() else 0
             if number:  # positions after the last target change nothing: padding costs no time
-                log_p, _ = token_scores(model, x[:, :length].to(device), y[:, :length])
-                total -= log_p.double().sum().item()
+                nats = token_nats(model, x[:, :length].to(device), y[:, :length])
+                total += nats.cpu().double().sum().item()
             targets += number
     return total, targets
 

@@ -5,11 +5,11 @@ Rows are padded on the right, which causal attention does not see.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from niels_gpt.model.eval_mode import eval_mode
 from niels_gpt.model.gpt import GPT
@@ -85,49 +85,85 @@ def token_scores(
     targets: torch.Tensor,
     *,
     positions: torch.Tensor | None = None,
-    segments: torch.Tensor | None = None,
-    precision: str = "",
+    precision: str = "fp32",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (log-probabilities, whether the target is the greedy choice) of the scored targets, in order.
 
     x (B, n) are ids, targets (B, n) the next ids on the CPU, -100 where nothing is scored. The head sees only scored
     positions. Logits are computed in chunks and overwritten in place, so only one such tensor exists at a time.
-    `precision` is as in `score_rows`, or that of the surrounding block (""); the log-probabilities are float32 (float64
-    for a float64 model).
+    `precision` is as in `score_rows`; the log-probabilities are float32 (float64 for a float64 model).
     """
-    scored = targets.flatten() != -100
-    positions_scored = scored.nonzero().squeeze(1).to(x.device)
-    wanted = targets.flatten()[scored].to(x.device)
-    with bf16_autocast(x.device.type, precision == "bf16") if precision else contextlib.nullcontext():
-        h = model.hidden(x, positions=positions, segments=segments)
-    h = h.flatten(0, 1)[positions_scored]
+    with bf16_autocast(x.device.type, precision == "bf16"):
+        h, wanted = _hidden_of_targets(model, x, targets, positions=positions)
     h = h.float() if precision == "bf16" else h
-    size = _rows_of_logits(model)
-    # Results have their place before there are logits: small tensors in the gaps between large ones keep the C library
-    # from using a gap again (see `keep_freed_memory`), and all logits would be in memory after all.
-    log_p = torch.empty(len(h), dtype=torch.promote_types(h.dtype, torch.float32), device=h.device)
-    greedy = torch.empty(len(h), dtype=torch.bool, device=h.device)
-    outputs = log_p.split(size), greedy.split(size)
-    for h_chunk, ids, log_p_chunk, greedy_chunk in zip(h.split(size), wanted.split(size), *outputs, strict=True):
-        logits = model.logits(h_chunk)
-        if logits.dtype not in (torch.float32, torch.float64):
-            logits = logits.float()
+    log_p, greedy = _results(h), torch.empty(len(h), dtype=torch.bool, device=h.device)
+    for rows in _chunks(model, len(h)):
+        logits, ids = _logits(model, h[rows]), wanted[rows]
         top, choice = logits.max(dim=-1, keepdim=True)
         logits.sub_(top)
         gathered = logits.gather(-1, ids[:, None])
-        log_p_chunk.copy_((gathered - logits.exp_().sum(dim=-1, keepdim=True).log_()).squeeze(1))
-        torch.eq(choice.squeeze(1), ids, out=greedy_chunk)
+        log_p[rows] = (gathered - logits.exp_().sum(dim=-1, keepdim=True).log_()).squeeze(1)
+        greedy[rows] = choice.squeeze(1) == ids
     return log_p, greedy
 
 
-def _rows_of_logits(model: GPT) -> int:
-    """Return the rows of logits per chunk.
+def token_nats(
+    model: GPT,
+    x: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    positions: torch.Tensor | None = None,
+    segments: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the cross-entropies of the scored targets, in order, in the precision of the surrounding block.
+
+    x, targets and memory are as for `token_scores`, which takes a fifth longer.
+    """
+    h, wanted = _hidden_of_targets(model, x, targets, positions=positions, segments=segments)
+    nats = _results(h)
+    for rows in _chunks(model, len(h)):
+        nats[rows] = F.cross_entropy(_logits(model, h[rows]), wanted[rows], reduction="none")
+    return nats
+
+
+def _hidden_of_targets(
+    model: GPT,
+    x: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    positions: torch.Tensor | None,
+    segments: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (the inputs of the head at the scored positions (N, C), their targets (N,))."""
+    scored = targets.flatten() != -100
+    h = model.hidden(x, positions=positions, segments=segments).flatten(0, 1)
+    return h[scored.nonzero().squeeze(1).to(x.device)], targets.flatten()[scored].to(x.device)
+
+
+def _results(h: torch.Tensor) -> torch.Tensor:
+    """Return the place of a result for each row of h, made before there are logits.
+
+    Small tensors in the gaps between large ones keep the C library from using a gap again (see `keep_freed_memory`):
+    then all logits would be in memory after all.
+    """
+    return torch.empty(len(h), dtype=torch.promote_types(h.dtype, torch.float32), device=h.device)
+
+
+def _logits(model: GPT, h: torch.Tensor) -> torch.Tensor:
+    """Return the logits of rows, at least in float32."""
+    logits = model.logits(h)
+    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+
+
+def _chunks(model: GPT, number: int) -> list[slice]:
+    """Return parts of `number` rows, whose logits are computed at a time.
 
     A CPU is fastest if they fit its caches: a matmul of 256 rows costs no more per row than one of 1600, but one of 27
     costs twice as much, because it reads the whole matrix.
     """
     most = 16 * LOGITS_BYTES if model.device.type == "cuda" else LOGITS_BYTES
-    return max(FEWEST_ROWS, most // (4 * model.config.V))
+    size = max(FEWEST_ROWS, most // (4 * model.config.V))
+    return [slice(start, start + size) for start in range(0, number, size)]
 
 
 def _tokens_per_pass(model: GPT) -> int:

@@ -46,7 +46,7 @@ class Bigrams(nn.Module):
     def device(self) -> torch.device:
         return self.table.device
 
-    def hidden(self, x: torch.Tensor, **structure: None) -> torch.Tensor:
+    def hidden(self, x: torch.Tensor, *, positions: None, segments: None) -> torch.Tensor:
         assert 1 <= x.shape[1] <= self.config.T
         return self.table[x]
 

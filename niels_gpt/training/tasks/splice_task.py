@@ -19,7 +19,7 @@ from niels_gpt.config.splice import SingleSelectMode
 from niels_gpt.config.splice import log as selection_log
 from niels_gpt.data.note_selection import SelectedNotes, selection_lines
 from niels_gpt.data.source_paths import display_name
-from niels_gpt.evaluation.scoring import token_scores
+from niels_gpt.evaluation.scoring import token_nats
 from niels_gpt.model.eval_mode import eval_mode
 from niels_gpt.model.gpt import GPT
 from niels_gpt.splice import MultiSpliceDocumentDataset
@@ -121,9 +121,10 @@ class SpliceTask:
             for batch in _batches(spans, self.config.train.B):
                 tensors, frames = self._tensors(dataset, batch, device)
                 x, targets, segments, positions = Batch(*tensors)
-                log_p, _ = token_scores(model, x, targets.cpu(), segments=segments, positions=positions)
-                rows = np.zeros(targets.shape)
-                rows[targets.cpu().numpy() != -100] = -log_p.double().cpu().numpy()
+                scored = targets.cpu()
+                found = token_nats(model, x, scored, segments=segments, positions=positions)
+                rows = np.zeros(scored.shape)
+                rows[scored.numpy() != -100] = found.cpu().double().numpy()
                 row, starts = (
                     (frames.frame, frames.start)
                     if isinstance(frames, PackedFrames)
