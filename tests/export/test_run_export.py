@@ -39,6 +39,7 @@ CONVERSATION = [
 )
 def test_a_base_that_learned_to_chat_takes_its_chat_format_along(name, config, tmp_path, monkeypatch):
     """A base model has no template: conversations are learned in ChatML or as a transcript."""
+    import gguf
     import transformers
 
     tokenizer = load_tokenizer(make(name, tmp_path / "base", **config))
@@ -55,13 +56,10 @@ def test_a_base_that_learned_to_chat_takes_its_chat_format_along(name, config, t
     assert found == ours.fit(CONVERSATION, 1000).ids
     ends = json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"]
     assert tuple(ends) == ours.end_ids and set(ours.reply_ends) <= set(ends)
-    if name != "llama2":  # no byte-level BPE, so no GGUF
-        import gguf
-
-        run_export.export_gguf(loaded, tmp_path / "out.gguf")
-        fields = gguf.GGUFReader(tmp_path / "out.gguf").fields
-        assert fields["tokenizer.chat_template"].contents() == (tmp_path / "out" / "chat_template.jinja").read_text()
-        assert fields["tokenizer.ggml.eot_token_id"].contents() == ours.reply_ends[0]
+    run_export.export_gguf(loaded, tmp_path / "out.gguf")
+    fields = gguf.GGUFReader(tmp_path / "out.gguf").fields
+    assert fields["tokenizer.chat_template"].contents() == (tmp_path / "out" / "chat_template.jinja").read_text()
+    assert fields["tokenizer.ggml.eot_token_id"].contents() == ours.reply_ends[0]
     loaded.config.task = "pretrain"
     run_export.export_hf(loaded, tmp_path / "plain", Clearance([], None))
     assert not (tmp_path / "plain" / "chat_template.jinja").exists()
