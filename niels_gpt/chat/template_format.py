@@ -118,7 +118,7 @@ class TemplateFormat:
     def _turns(self) -> _Turns:
         """How replies begin and end, from plain conversations. Raises NotMaskable.
 
-        The space at the end of a question can become one token with what the template writes next.
+        One question ends in a space, which can become one token with what the template writes next.
         """
         first = [{"role": "user", "content": "How are you?"}, {"role": "assistant", "content": "Fine, thanks."}]
         second = [{"role": "user", "content": "Good.\nAnd now"}, {"role": "assistant", "content": "We go on."}]

@@ -181,7 +181,7 @@ def show_scores(scores: Scores, *, wiki: str) -> None:
     from niels_gpt.cli.tables import show_table
     from niels_gpt.data.source_paths import display_name
 
-    table = Table(box=None, pad_edge=False, collapse_padding=True)  # fits into 80 columns
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column("held out")
     bytes_only = all(score["bytes"] == score["tokens"] for score in scores.values())
     sizes = ["bytes"] if bytes_only else ["bytes", "tokens"]

@@ -16,7 +16,7 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.system.device import bf16_autocast
 
 LOGITS_BYTES, FEWEST_ROWS = 2**24, 256
-"""Logits that are computed at a time on a CPU: of so many bytes, but of so many rows at least."""
+"""Logits are computed for as many rows at a time as take LOGITS_BYTES on a CPU, and for FEWEST_ROWS at least."""
 CountRows = Callable[[int], None]
 """Called with the number of rows done since the last call."""
 

@@ -94,7 +94,7 @@ def private_sources(loaded: LoadedRun) -> list[str]:
     An imported model has none of them, unless it is an export of ours that no audit had cleared: then its name.
     """
     base = public_base(loaded.home)
-    imported = [base.name] if base is not None and base.private else []
+    imported = [base.name] if base is not None and base.private_text else []
     if _untrained(loaded):
         return imported
     problems: list[str] = []

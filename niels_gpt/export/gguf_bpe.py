@@ -163,10 +163,8 @@ def _space_prefix(content: Mapping[str, Any]) -> bool:
     steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, Mapping) else []
     if pre is None and _SPACES in steps and all(step in (_SPACES, _PREFIX) for step in steps):
         return _PREFIX in steps
-    found = [step.get("type") for step in steps] + ([pre.get("type")] if isinstance(pre, Mapping) else [])
-    raise unsupported(
-        f"its tokenizer.json treats spaces in a way that llama.cpp does not ({', '.join(found) or 'none'})"
-    )
+    found = [str(step["type"]) for step in (*steps, pre) if step is not None]
+    raise unsupported(f"llama.cpp does not treat spaces as its tokenizer.json does ({', '.join(found) or 'none'})")
 
 
 def _scores(merges: Sequence[tuple[str, str]], texts: set[str]) -> dict[str, float]:

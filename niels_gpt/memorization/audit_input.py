@@ -137,7 +137,7 @@ def read_run(loaded: LoadedRun, *, only_chats: bool = False) -> AuditInput:
     remedy = "restore it, or name the text with --notes"
     found.skipped += [NotRead("data of the run", problem, True, 0, remedy) for problem in dict.fromkeys(problems)]
     base = public_base(loaded.home)
-    if base is not None and base.private and not only_chats:
+    if base is not None and base.private_text and not only_chats:
         reason = "it was trained on private text, which is not here"
         found.skipped.append(NotRead(f"the base {base.name}", reason, True, 0, BASE_REMEDY))
     return found.unique_names()

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_gpt.config.public_model import folder_or_id
-from niels_gpt.pretrained.find_model import find_folder, local_folder
-from niels_gpt.pretrained.model_folder import ModelFolder, open_folder
+from niels_gpt.pretrained.find_model import local_folder
+from niels_gpt.pretrained.model_folder import ModelFolder
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.history import history
 from niels_gpt.runs.source import BASE_FILE, FILE, read_source
@@ -27,20 +27,20 @@ def public_name(name: str) -> str:
 
 
 def source_record(name: str, opened: ModelFolder) -> dict[str, Any]:
-    """What a run records of a model of others: where it comes from, without a path."""
+    """What source.json of an imported model records: where the model comes from, without a path."""
     return {
-        "name": public_name(name),
+        **_base_in(name, opened.path)._asdict(),
         "model_type": opened.family.model_type,
         "dtype": str(opened.dtype).removeprefix("torch."),
         "context": opened.config.T,
-        "licence": _licence(opened.path),
-        "private_text": _says_private(opened.path),
     }
 
 
 def record_base(run: RunFolder, init_from: str) -> None:
     """Record in a run the public model that it begins with (`hf:...`), whose folder may be gone later."""
-    files.write_json(run.base_source_path, source_record(init_from, open_folder(find_folder(init_from))))
+    folder = local_folder(init_from)
+    if folder is not None:
+        files.write_json(run.base_source_path, _base_in(init_from, folder)._asdict())
 
 
 class PublicBase(NamedTuple):
@@ -49,7 +49,7 @@ class PublicBase(NamedTuple):
     name: str
     licence: str
     """Empty if it is not known."""
-    private: bool = False
+    private_text: bool = False
     """Whether it is an export of ours that was trained on private text and not cleared by an audit."""
 
 
@@ -61,9 +61,14 @@ def public_base(run: RunFolder | None) -> PublicBase | None:
         if past.from_public:
             if recorded := _recorded(past.run, BASE_FILE):
                 return recorded
-            folder, name = local_folder(past.config.init_from), public_name(past.config.init_from)
-            return PublicBase(name, "") if folder is None else PublicBase(name, _licence(folder), _says_private(folder))
+            return _base_in(past.config.init_from, local_folder(past.config.init_from))
     return None
+
+
+def _base_in(name: str, folder: Path | None) -> PublicBase:
+    """What the folder of a public model says of it; None: the folder is gone."""
+    name = public_name(name)
+    return PublicBase(name, "") if folder is None else PublicBase(name, _licence(folder), _says_private(folder))
 
 
 def _recorded(run: RunFolder, file: str) -> PublicBase | None:

@@ -44,7 +44,7 @@ def run_from(init_from: str) -> RunFolder:
 
 
 def test_a_repository_is_read_from_the_cache_of_the_hub(hub_cache: Path) -> None:
-    assert public_base(run_from(f"hf:{NAME}")) == PublicBase(NAME, "mit", private=True)
+    assert public_base(run_from(f"hf:{NAME}")) == PublicBase(NAME, "mit", private_text=True)
 
 
 def test_what_a_run_recorded_counts_after_the_model_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_what_a_run_recorded_counts_after_the_model_is_gone(tmp_path: Path, monk
     run = run_from("hf:model")
     record_base(run, "hf:model")
     shutil.rmtree("model")
-    assert public_base(run) == PublicBase("model", "mit", private=True)
+    assert public_base(run) == PublicBase("model", "mit", private_text=True)
     run.release()
     assert public_base(run) is None
 

@@ -121,10 +121,10 @@ class SpliceTask:
             for batch in _batches(spans, self.config.train.B):
                 tensors, frames = self._tensors(dataset, batch, device)
                 x, targets, segments, positions = Batch(*tensors)
-                scored = targets.cpu()
-                found = token_nats(model, x, scored, segments=segments, positions=positions)
-                rows = np.zeros(scored.shape)
-                rows[scored.numpy() != -100] = found.cpu().double().numpy()
+                targets = targets.cpu()
+                found = token_nats(model, x, targets, segments=segments, positions=positions)
+                rows = np.zeros(targets.shape)
+                rows[targets.numpy() != -100] = found.cpu().double().numpy()
                 row, starts = (
                     (frames.frame, frames.start)
                     if isinstance(frames, PackedFrames)
