@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from niels_gpt.data import embedded
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "how-to").glob("*.md"))
@@ -34,12 +34,6 @@ exec {sys.executable} -m niels_gpt "$@"
 
 def shell_blocks(page: Path) -> list[re.Match[str]]:
     return [block for block in BLOCK.finditer(page.read_text(encoding="utf-8")) if block["language"] == "sh"]
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +115,7 @@ def test_the_shell_blocks_of_a_page_run(page, home, cache, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     script = "\n".join(block["text"] for block in shell_blocks(page) if not block["reason"])
-    code, output = run_shell(script.replace("8000", str(free_port())), home, folder, cache)
+    code, output = run_shell(script.replace("8000", str(free_ports(1)[0])), home, folder, cache)
     assert code == 0, f"{page.name}: exit code {code}\n{output[-3000:]}"
     assert "Traceback" not in output
     named = NAMED_PATH.findall(page.read_text(encoding="utf-8"))

@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from typing import NamedTuple
 from tests.campaign import shim
 from tests.campaign.processes import Outcome, Running, command_line, import_modules
 from tests.campaign.verdicts import Verdict, failed, fell_back, has_other_tokenizer, refused, reports_a_problem, unclear
+from tests.ports import free_ports
 
 CONFIG = """\
 model: {T: 32, C: 16, L: 1, H: 2, dropout: 0.1}
@@ -205,10 +205,10 @@ class Lab:
                 import_modules(modules)
             if outcome.code:
                 raise RuntimeError(f"cannot build the lab: {' '.join(command.words)}: {outcome.err}")
-        for rank in self.start_ranks((*_train("runs/sharded").words, "--set", "engine.shard=true")):
-            outcome = rank.wait()
-            if outcome is None or outcome.code:
-                raise RuntimeError(f"cannot build the lab: a sharded run: {outcome}")
+        ranks = self.start_ranks((*_train("runs/sharded").words, "--set", "engine.shard=true"))
+        outcomes = [rank.wait() for rank in ranks]
+        if any(outcome is None or outcome.code for outcome in outcomes):
+            raise RuntimeError(f"cannot build the lab: a sharded run: {outcomes}")
         (self.folder / "native").mkdir(mode=0o700)
         self.run(READERS["new_native"])
         self.run(READERS["eval_bytes"])  # builds a stream of the standard library, which takes seconds
@@ -271,10 +271,7 @@ class Lab:
 
     def start_ranks(self, words: tuple[str, ...], size: int = 2) -> list[Running]:
         """Start a command in several processes, as torchrun does."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
         return [
             self.start(words, environment=world | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(size)
         ]

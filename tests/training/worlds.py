@@ -1,12 +1,9 @@
 """Worlds of several processes for tests, forked from a server that has torch loaded, so that starting one is cheap."""
 
-import contextlib
 import hashlib
 import multiprocessing
 import os
-import random
 import signal
-import socket
 import sys
 import threading
 import time
@@ -33,6 +30,7 @@ from niels_gpt.training.progress import Silent
 from niels_gpt.training.step import StepRunner
 from niels_gpt.training.tasks.byte_task import ByteTask
 from niels_gpt.training.tasks.registry import open_task
+from tests.ports import free_ports
 
 TIMEOUT = 600
 SLOW_IMPORTS = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor")
@@ -70,24 +68,6 @@ def run_world(size, function, *arguments):
         if kind == "bug":
             raise AssertionError(value[0])
     return [results[rank][1] if results[rank][0] == "ok" else tuple(results[rank][1:]) for rank in range(size)]
-
-
-def free_ports(number):
-    """Ports of this machine that are free, all different.
-
-    Below those that the kernel gives to connections: a test beside this one would get them before they are used. The
-    processes of pytest-xdist draw from different ports.
-    """
-    drawn = random.SystemRandom()
-    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    number_of_this = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    ports = set()
-    while len(ports) < number:
-        port = drawn.randrange(16_000 + number_of_this, 32_000, processes)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            ports.add(port)
-    return list(ports)
 
 
 def _work(end, rank, size, ports, function, arguments):

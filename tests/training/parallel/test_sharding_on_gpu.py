@@ -17,9 +17,9 @@ from niels_gpt.training.optim.optimizer import make_optimizer
 from niels_gpt.training.parallel.sharding import full_model, replicate_model, shard_model
 from niels_gpt.training.resume import TrainState, sharded_content
 from niels_gpt.training.step import StepRunner
+from tests.ports import free_ports
 from tests.training import same
 from tests.training.test_step_on_gpu import batch_of, close, config_of
-from tests.training.worlds import free_ports
 
 pytestmark = pytest.mark.gpu
 STEPS = 6
