@@ -91,10 +91,13 @@ def check(loaded: LoadedRun) -> Clearance:
 def private_sources(loaded: LoadedRun) -> list[str]:
     """Return the sources of the user's own text that a model was trained on, in its run and the runs before.
 
-    An imported model has none of them, unless it is an export of ours that no audit had cleared: then its name.
+    An imported model has none of them, unless it is an export of ours that no audit had cleared, or may be: then its
+    name, or which file is damaged.
     """
     base = public_base(loaded.home)
-    imported = [base.name] if base is not None and base.private_text else []
+    imported: list[str] = []
+    if base is not None and base.private_text:
+        imported.append(f"unknown, {base.damaged} is damaged" if base.damaged else base.name)
     if _untrained(loaded):
         return imported
     problems: list[str] = []

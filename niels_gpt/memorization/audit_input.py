@@ -33,7 +33,7 @@ from niels_gpt.data.row_layout import UnknownColumns
 from niels_gpt.data.types import ChatSample
 from niels_gpt.data.user_files import TEXT_SUFFIXES, iter_user_files, read_file
 from niels_gpt.memorization.membership import RunSource, run_sources
-from niels_gpt.pretrained.public_base import public_base
+from niels_gpt.pretrained.public_base import PublicBase, public_base
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
 from niels_gpt.system.console import error_message
@@ -138,9 +138,17 @@ def read_run(loaded: LoadedRun, *, only_chats: bool = False) -> AuditInput:
     found.skipped += [NotRead("data of the run", problem, True, 0, remedy) for problem in dict.fromkeys(problems)]
     base = public_base(loaded.home)
     if base is not None and base.private_text and not only_chats:
-        reason = "it was trained on private text, which is not here"
-        found.skipped.append(NotRead(f"the base {base.name}", reason, True, 0, BASE_REMEDY))
+        found.skipped.append(_base_not_read(base))
     return found.unique_names()
+
+
+def _base_not_read(base: PublicBase) -> NotRead:
+    """The private text of a base, which is not in its folder."""
+    reason, remedy = "it was trained on private text, which is not here", BASE_REMEDY
+    if base.damaged:
+        reason = f"what it was trained on is not known: {base.damaged} is damaged"
+        remedy = "import the model again, and train from that"
+    return NotRead(f"the base {base.name}", reason, True, 0, remedy)
 
 
 def _documents_of(documents: DocumentSet, loaded: LoadedRun) -> Iterator[tuple[str, np.ndarray]]:

@@ -29,7 +29,7 @@ def public_name(name: str) -> str:
 def source_record(name: str, opened: ModelFolder) -> dict[str, Any]:
     """What source.json of an imported model records: where the model comes from, without a path."""
     return {
-        **_base_in(name, opened.path)._asdict(),
+        **_record(_base_in(name, opened.path)),
         "model_type": opened.family.model_type,
         "dtype": str(opened.dtype).removeprefix("torch."),
         "context": opened.config.T,
@@ -40,7 +40,7 @@ def record_base(run: RunFolder, init_from: str) -> None:
     """Record in a run the public model that it begins with (`hf:...`), whose folder may be gone later."""
     folder = local_folder(init_from)
     if folder is not None:
-        files.write_json(run.base_source_path, _base_in(init_from, folder)._asdict())
+        files.write_json(run.base_source_path, _record(_base_in(init_from, folder)))
 
 
 class PublicBase(NamedTuple):
@@ -51,6 +51,8 @@ class PublicBase(NamedTuple):
     """Empty if it is not known."""
     private_text: bool = False
     """Whether it is an export of ours that was trained on private text and not cleared by an audit."""
+    damaged: str = ""
+    """The file of the run that should say all this and cannot be read: then the text counts as private."""
 
 
 def public_base(run: RunFolder | None) -> PublicBase | None:
@@ -71,10 +73,18 @@ def _base_in(name: str, folder: Path | None) -> PublicBase:
     return PublicBase(name, "") if folder is None else PublicBase(name, _licence(folder), _says_private(folder))
 
 
+def _record(base: PublicBase) -> dict[str, Any]:
+    """What a run records of a model: the counterpart of `_recorded`."""
+    return {"name": base.name, "licence": base.licence, "private_text": base.private_text}
+
+
 def _recorded(run: RunFolder, file: str) -> PublicBase | None:
-    """What a run records of a model of others; None if it does not, or the file is damaged."""
+    """What a run records of a model of others; None if it does not."""
     source = read_source(run.path, file)
-    return None if source is None else PublicBase(source["name"], source["licence"], bool(source.get("private_text")))
+    if source is None:
+        path = run.path / file
+        return PublicBase("an unknown model", "", private_text=True, damaged=str(path)) if path.exists() else None
+    return PublicBase(source["name"], source["licence"], bool(source.get("private_text")))
 
 
 def _says_private(folder: Path) -> bool:

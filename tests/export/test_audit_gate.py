@@ -111,12 +111,19 @@ def test_the_runs_before_count_and_a_checkpoint_alone_is_unknown(tmp_path):
 def test_a_public_base_has_no_private_sources(tmp_path, base):
     """An imported model is a run of step 0, whose config names sources that it was never trained on."""
     imported = make_run("base", config=small_config(Path("data")), steps=(0,), best=0)
-    imported.source_path.write_text("{}")
+    imported.source_path.write_text(json.dumps({"name": "public", "licence": ""}))
     config = small_config(Path("data"), "train.p_train={primer: 1.0}")
     init_from = base if base.startswith("hf:") else str(tmp_path / base)
     make_run("run", config=dataclasses.replace(config, init_from=init_from))
     assert private_sources(load_run("run", None, "cpu")) == ["primer"]
     assert private_sources(load_run("base", None, "cpu")) == []
+
+
+def test_an_import_with_a_damaged_record_may_have_private_sources():
+    imported = make_run("base", config=small_config(Path("data")), steps=(0,), best=0)
+    imported.source_path.write_text('{"name": "public"')
+    [source] = private_sources(load_run("base", None, "cpu"))
+    assert str(imported.source_path) in source
 
 
 def test_a_run_that_failed_in_its_first_step_has_the_sources_of_the_run_before(tmp_path):

@@ -61,6 +61,20 @@ def test_what_a_run_recorded_counts_after_the_model_is_gone(tmp_path: Path, monk
     assert public_base(run) is None
 
 
+@pytest.mark.parametrize("imported", [True, False])
+@pytest.mark.parametrize("content", ["", "{}", '{"name": "x"'])
+def test_a_damaged_record_may_hide_private_text(
+    content: str, imported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = run_from("" if imported else "hf:model")
+    path = run.source_path if imported else run.base_source_path
+    path.write_text(content)
+    base = public_base(run)
+    assert base is not None
+    assert (base.private_text, base.damaged) == (True, str(path))
+
+
 def test_a_repository_that_is_not_in_the_cache_has_a_name(hub_cache: Path) -> None:
     assert public_base(run_from("hf:somebody/other")) == PublicBase("somebody/other", "")
 
