@@ -1,4 +1,4 @@
-"""Ports of this machine for servers and worlds of processes."""
+"""Free ports for servers, and for processes that train together."""
 
 import contextlib
 import os
@@ -9,8 +9,8 @@ import socket
 def free_ports(number: int) -> list[int]:
     """Ports of this machine that are free, all different.
 
-    Below those that the kernel gives to connections: a test beside this one would get them before they are used. The
-    processes of pytest-xdist draw from different ports.
+    They lie below those that the kernel gives to connections, which another test could get before this one uses them.
+    The processes of pytest-xdist draw from different ports.
     """
     drawn = random.SystemRandom()
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

@@ -91,8 +91,8 @@ def check(loaded: LoadedRun) -> Clearance:
 def private_sources(loaded: LoadedRun) -> list[str]:
     """Return the sources of the user's own text that a model was trained on, in its run and the runs before.
 
-    An imported model has none of them, unless it is an export of ours that no audit had cleared, or may be: then its
-    name, or which file is damaged.
+    An imported model has none of them, unless it is an export of ours that no audit had cleared: then its name. If the
+    record of where it comes from is damaged, it may be one: then that file is named.
     """
     base = public_base(loaded.home)
     imported: list[str] = []
