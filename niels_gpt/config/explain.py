@@ -12,8 +12,9 @@ import json
 import sys
 from collections.abc import Iterator
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
+from niels_gpt.config.options import fields_of, option_of, type_of
 from niels_gpt.config.schema import PRESETS, RunConfig, SourceConfig
 
 PHASES = ("pretrain", "sft")
@@ -31,6 +32,10 @@ class KeyDoc(NamedTuple):
     """The default as YAML; None for a section and for a key that has none."""
     text: str
     """Its docstring, as one paragraph."""
+    limits: str = ""
+    """The limits of its numbers: `above 0`, `in [1, 65536]`; empty if there are none."""
+    since: str = ""
+    """The first version that has it; empty for a section."""
 
 
 def explain(key: str = "") -> list[KeyDoc]:
@@ -69,22 +74,26 @@ def all_keys() -> list[KeyDoc]:
     return list(_keys_of(RunConfig, ""))
 
 
-def _keys_of(cls: type, prefix: str) -> Iterator[KeyDoc]:
-    docs, hints = _docstrings(cls), get_type_hints(cls)
+def _keys_of(cls: type, prefix: str, since: str = "") -> Iterator[KeyDoc]:
+    docs, hints = docstrings(cls), fields_of(cls)
     for field in dataclasses.fields(cls):
-        key, hint = prefix + field.name, hints[field.name]
+        key, hint, option = prefix + field.name, type_of(hints[field.name]), option_of(hints[field.name])
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             yield KeyDoc(key, "section", None, docs[field.name])
             if key == "model":
                 yield KeyDoc("model.preset", " | ".join(PRESETS), None, _preset_text())
-            yield from _keys_of(hint, f"{key}.")
+            yield from _keys_of(hint, f"{key}.", max(since, option.since))
             continue
         if hint == dict[str, SourceConfig]:
             yield KeyDoc(key, "section", None, docs[field.name])
             yield KeyDoc(f"{key}.NAME", "section", None, "A source of yours, under a name that you choose.")
-            yield from _keys_of(SourceConfig, f"{key}.NAME.")
+            yield from _keys_of(SourceConfig, f"{key}.NAME.", option.since)
             continue
-        yield KeyDoc(key, type_text(hint), _default(field), docs[field.name])
+        text, newest = docs[field.name], max(since, option.since)
+        types = {hint, *get_args(hint)}
+        not_empty = "not empty" if str in types and option.low == 1 else ""
+        limits = option.limits() if {int, float} & types else not_empty
+        yield KeyDoc(key, type_text(hint), _default(field), text, limits, newest)
 
 
 def _preset_text() -> str:
@@ -121,7 +130,8 @@ def type_text(hint: Any) -> str:
     return {bool: "true | false", str: "text"}.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def _docstrings(cls: type) -> dict[str, str]:
+@functools.cache
+def docstrings(cls: type) -> dict[str, str]:
     """Return {field: the string below it in the source}, inherited fields too."""
     docs: dict[str, str] = {}
     for parent in reversed(cls.__mro__):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from niels_gpt.config.checks import check_int, check_probabilities, unknown_key_message
+from niels_gpt.config.checks import check_probabilities
+from niels_gpt.config.options import Option, build, check_fields
 from niels_gpt.config.public_model import folder_or_id, is_public
 from niels_gpt.config.splice import SpliceConfig
 
@@ -51,74 +51,80 @@ def default_p_sft() -> dict[str, float]:
 class ModelConfig:
     """The sizes of a GPT and which building blocks it uses. The defaults are v0: 3.2M parameters over bytes."""
 
-    V: int = 256
+    V: Annotated[int, Option(1)] = 256
     """Vocabulary size: 256 for bytes."""
-    T: int = 256
+    T: Annotated[int, Option(1)] = 256
     """Context length: the most tokens of one forward pass."""
-    C: int = 256
+    C: Annotated[int, Option(1)] = 256
     """Model width (d_model)."""
-    L: int = 4
+    L: Annotated[int, Option(1)] = 4
     """Number of transformer blocks."""
-    H: int = 4
+    H: Annotated[int, Option(1)] = 4
     """Attention heads (of the queries)."""
-    D: int = 0
+    D: Annotated[int, Option(0)] = 0
     """Head width, always `head_dim` or C // H, and even with RoPE (it rotates pairs); 0: derived."""
-    d_ff: int = 0
-    """Hidden width of the MLP; 0: 4 * C for gelu, 8/3 * C rounded up to a multiple of 64 for swiglu (about as many
-    weights: swiglu has three matrices, gelu two)."""
-    dropout: float = 0.1
+    d_ff: Annotated[int, Option(0)] = 0
+    """Hidden width of the MLP; 0: 4 * C, or with a gate (swiglu) 8/3 * C rounded up to a multiple of 64: three matrices
+    of that width have about as many weights as two."""
+    dropout: Annotated[float, Option(0, 1, "[)")] = 0.1
     """Share of the embedding and of each residual branch that is zeroed in training."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    """`rmsnorm` divides by the root mean square and subtracts no mean. Both have a weight and no bias."""
-    mlp: Literal["gelu", "swiglu"] = "gelu"
-    """`gelu` is down(gelu(up(x))), `swiglu` is down(silu(gate(x)) * up(x))."""
+    """`rmsnorm` divides by the root mean square and subtracts no mean. Both have a weight; `bias` adds one to
+    `layernorm`."""
+    mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu"
+    """`gelu` is down(gelu(up(x))), `gelu_tanh` the same with the approximation of GPT-2 (`gelu_new`), `swiglu` is
+    down(silu(gate(x)) * up(x)). Each is an entry of ACTIVATIONS in model/gpt.py; a name that ends in `glu` has a
+    gate."""
     positions: Literal["rope", "learned"] = "rope"
     """`rope` rotates queries and keys, so that only distances matter; `learned` adds a vector per position to the
     embedding (T * C more weights), so that the model knows the absolute position of a token."""
-    n_kv_heads: int = 0
+    n_kv_heads: Annotated[int, Option(0, since="0.2")] = 0
     """Heads of keys and values, a divisor of H: each is shared by H / n_kv_heads query heads (grouped-query attention),
     and the KV cache shrinks by as much. 0: one per query head; H itself is stored as 0."""
-    tie_embeddings: bool = True
+    tie_embeddings: Annotated[bool, Option(since="0.2")] = True
     """Whether the output head is the embedding matrix; false: a separate matrix (V * C more weights)."""
-    rope_theta: float = 10000.0
+    rope_theta: Annotated[float, Option(1, ends="()", since="0.2")] = 10000.0
     """Base of RoPE's frequencies: the pair 2i, 2i+1 rotates by position * rope_theta ** (-2i / D)."""
-    head_dim: int = 0
+    head_dim: Annotated[int, Option(0, since="0.3")] = 0
     """Head width, if it is not C // H: the heads together are then wider or narrower than the model. 0: C // H; C // H
     itself is stored as 0."""
-    norm_eps: float = 1e-5
+    norm_eps: Annotated[float, Option(0, ends="()", since="0.3")] = 1e-5
     """Added to the variance or mean square in every norm, against a division by zero."""
-    qkv_bias: bool = False
+    qkv_bias: Annotated[bool, Option(since="0.3")] = False
     """Whether a bias is added to queries, keys and values (Qwen2)."""
-    qk_norm: bool = False
+    bias: Annotated[bool, Option(since="0.3")] = False
+    """Whether every matrix of a block and every LayerNorm adds a bias (GPT-2); the output head has none."""
+    qk_norm: Annotated[bool, Option(since="0.3")] = False
     """Whether an RMSNorm over the D dimensions of each head is applied to queries and keys, before RoPE (Qwen3)."""
-    rope_scale: float = 1.0
+    rope_scale: Annotated[float, Option(1, since="0.3")] = 1.0
     """Llama 3's extension of the context by this factor: frequencies whose wavelength exceeds rope_context / rope_low
     are divided by it, those below rope_context / rope_high stay, and those between are interpolated. 1: none."""
-    rope_low: float = 1.0
+    rope_low: Annotated[float, Option(0, ends="()", since="0.3")] = 1.0
     """See rope_scale."""
-    rope_high: float = 4.0
+    rope_high: Annotated[float, Option(0, ends="()", since="0.3")] = 4.0
     """See rope_scale; above rope_low."""
-    rope_context: int = 8192
+    rope_context: Annotated[int, Option(1, since="0.3")] = 8192
     """See rope_scale: the context length before the extension."""
 
     def __post_init__(self) -> None:
-        for name in ("V", "T", "C", "L", "H"):
-            object.__setattr__(self, name, check_int(f"model.{name}", getattr(self, name)))
+        if self.n_kv_heads is None:
+            object.__setattr__(self, "n_kv_heads", 0)
+        check_fields(self, "model")
         self._set_head_width()
-        choices = {"norm": ("layernorm", "rmsnorm"), "mlp": ("gelu", "swiglu"), "positions": ("rope", "learned")}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                listed = ", ".join(map(repr, allowed))
-                raise ValueError(f"model.{name} must be one of {listed}, got {getattr(self, name)!r}")
         if self.d_ff == 0:
-            object.__setattr__(self, "d_ff", 4 * self.C if self.mlp == "gelu" else -(-8 * self.C // 192) * 64)
-        object.__setattr__(self, "d_ff", check_int("model.d_ff", self.d_ff))
-        self._check_dropout()
-        self._check_attention()
+            object.__setattr__(self, "d_ff", -(-8 * self.C // 192) * 64 if self.gated else 4 * self.C)
+        shared = self.n_kv_heads
+        if shared and self.H % shared:
+            raise ValueError(f"model.n_kv_heads={shared} does not divide model.H={self.H}: take a divisor, or 0 for H")
+        object.__setattr__(self, "n_kv_heads", 0 if shared == self.H else shared)
+        if self.bias:
+            object.__setattr__(self, "qkv_bias", False)  # one form: `bias` includes it
+        if self.rope_high <= self.rope_low:
+            raise ValueError(f"model.rope_high must be above model.rope_low={self.rope_low:g}, got {self.rope_high!r}")
 
     def _set_head_width(self) -> None:
         """Derive D, and check what it is derived from."""
-        given = check_int("model.head_dim", self.head_dim, low=0)
+        given = self.head_dim
         if not given and self.C % self.H:
             raise ValueError(f"model.C={self.C} is not divisible by model.H={self.H}: heads have C / H dimensions each")
         head = given or self.C // self.H
@@ -130,39 +136,15 @@ class ModelConfig:
         object.__setattr__(self, "D", head)
         object.__setattr__(self, "head_dim", 0 if head * self.H == self.C else head)
 
-    def _check_dropout(self) -> None:
-        if not isinstance(self.dropout, numbers.Real) or not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"model.dropout must be in [0, 1), got {self.dropout!r}")
-        if type(self.dropout) not in (int, float):
-            object.__setattr__(self, "dropout", float(self.dropout))  # numpy's
-
-    def _check_attention(self) -> None:
-        """Check the options of heads, RoPE and the output head, and bring them to one form."""
-        shared = 0 if self.n_kv_heads is None else check_int("model.n_kv_heads", self.n_kv_heads, low=0)
-        if shared and self.H % shared:
-            raise ValueError(f"model.n_kv_heads={shared} does not divide model.H={self.H}: take a divisor, or 0 for H")
-        object.__setattr__(self, "n_kv_heads", 0 if shared == self.H else shared)
-        for name in ("tie_embeddings", "qkv_bias", "qk_norm"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"model.{name} must be true or false, got {getattr(self, name)!r}")
-        self._check_number("rope_theta", above=1.0)
-        self._check_number("norm_eps", above=0.0)
-        self._check_number("rope_low", above=0.0)
-        self._check_number("rope_high", above=self.rope_low)
-        if self.rope_scale != 1:
-            self._check_number("rope_scale", above=1.0)
-        object.__setattr__(self, "rope_context", check_int("model.rope_context", self.rope_context))
-
-    def _check_number(self, name: str, above: float) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not above < float(value) < math.inf:
-            raise ValueError(f"model.{name} must be a number above {above:g}, got {value!r}")
-        object.__setattr__(self, name, float(value))
-
     @property
     def kv_heads(self) -> int:
         """Heads of keys and values: `n_kv_heads`, or H."""
         return self.n_kv_heads or self.H
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a third matrix, whose activation is multiplied with `up`."""
+        return self.mlp.endswith("glu")
 
     @classmethod
     def of(cls, config: ModelConfig | Mapping[str, Any]) -> ModelConfig:
@@ -174,11 +156,7 @@ class ModelConfig:
             return config
         if not isinstance(config, Mapping):
             raise ValueError(f"a model config is a dict or a ModelConfig, got {type(config).__name__}")
-        known = [f.name for f in dataclasses.fields(cls)]
-        for key in config:
-            if key not in known:
-                raise ValueError(unknown_key_message("model", key, known))
-        made = cls(**config)
+        made: ModelConfig = build(cls, config, "model")
         if "D" in config and config["D"] != made.D:
             raise ValueError(f"D={config['D']} disagrees with the head width {made.D}: leave D out")
         return made
@@ -207,22 +185,18 @@ class LoRAConfig:
     """Adapters instead of full fine-tuning: `train.lora`. The weights of `init_from` stay as they are, and low-rank
     updates of chosen matrices are trained (docs/how-to/lora.md)."""
 
-    rank: int = 0
+    rank: Annotated[int, Option(0, 65_536)] = 0
     """Rank of the updates; 0: no adapters, all weights are trained."""
-    alpha: float = 0.0
+    alpha: Annotated[float, Option(0)] = 0.0
     """The updates are multiplied by alpha / rank; 0: 2 * rank, so by 2."""
     targets: tuple[Literal["attn.qkv", "attn.out", "mlp.gate", "mlp.up", "mlp.down"], ...] = ()
     """The matrices of each block that get an adapter; empty: all of them. attn.qkv is one matrix: queries, keys and
     values share its adapter."""
-    layers: int = 0
+    layers: Annotated[int, Option(0)] = 0
     """Only the last N blocks get adapters; 0: all. The backward ends below them, which saves time and memory."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rank", check_int("train.lora.rank", self.rank, 0, 65_536))
-        object.__setattr__(self, "layers", check_int("train.lora.layers", self.layers, 0))
-        if not (self.alpha >= 0 and math.isfinite(self.alpha)):
-            raise ValueError(f"train.lora.alpha must be a finite number of at least 0, got {self.alpha!r}")
-        object.__setattr__(self, "targets", tuple(self.targets))
+        check_fields(self, "train.lora")
         if len(set(self.targets)) < len(self.targets):
             raise ValueError(f"train.lora.targets names a matrix twice: {', '.join(self.targets)}")
         if not self.rank and (self.alpha or self.targets or self.layers):
@@ -238,22 +212,22 @@ class LoRAConfig:
 class TrainConfig:
     """How a model is trained. Every field here changes the result."""
 
-    total_steps: int = 2000
+    total_steps: Annotated[int, Option(1, MOST_STEPS)] = 2000
     """Number of optimizer steps; the learning-rate schedule ends there."""
-    base_lr: float = 3e-4
+    base_lr: Annotated[float, Option(0)] = 3e-4
     """Learning rate at the end of the warm-up."""
-    warmup_steps: int = 200
+    warmup_steps: Annotated[int, Option(0, MOST_STEPS)] = 200
     """Steps of linear warm-up; fewer than total_steps. A config that does not set it has at most a tenth of
     total_steps."""
-    min_lr: float = 3e-5
+    min_lr: Annotated[float, Option(0)] = 3e-5
     """Learning rate at the last step."""
-    seed: int = 42
+    seed: Annotated[int, Option(0, LAST_SEED)] = 42
     """Seed of the initial weights, the batches, dropout and evaluation."""
-    B: int = 32
+    B: Annotated[int, Option(1)] = 32
     """Rows per step."""
-    p_train: dict[str, float] = field(default_factory=default_p_train)
+    p_train: Annotated[dict[str, float], Option(shares=True)] = field(default_factory=default_p_train)
     """Share of rows drawn from each source; sums to 1."""
-    p_val: dict[str, float] = field(default_factory=default_p_val)
+    p_val: Annotated[dict[str, float], Option(shares=True)] = field(default_factory=default_p_val)
     """Sources evaluated during training; their weighted mean loss selects the best checkpoint."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` uses Muon for the hidden matrices and AdamW for the rest: fewer steps to the same loss."""
@@ -263,51 +237,34 @@ class TrainConfig:
     other CPUs. `tf32` is CUDA's float32 with matmul inputs rounded to 10 bits of mantissa. `fp8` is bf16 with most
     matmuls in 8 bits, on Hopper, Ada and later: on an H200, 21 % more tokens/s than bf16 at v1's size and 31 % at 124M
     parameters (docs/performance.md), at a loss that is 0.3 to 0.7 % higher."""
-    accumulate: int = 0
+    accumulate: Annotated[int, Option(0)] = 0
     """Split the B rows of a step into this many forward passes (less memory, same rows); 0: as few as fit into the
     memory of the device."""
-    weight_decay: float = 0.1
+    weight_decay: Annotated[float, Option(0)] = 0.1
     """AdamW weight decay; applies to matrices only."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: Annotated[tuple[float, float], Option(0, 1, "[)")] = (0.9, 0.95)
     """AdamW moment decays."""
-    clip_norm: float = 1.0
+    clip_norm: Annotated[float, Option(0)] = 1.0
     """Largest global gradient norm."""
-    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    lora: Annotated[LoRAConfig, Option(since="0.3")] = field(default_factory=LoRAConfig)
     """Adapters of low rank on frozen weights (LoRA), instead of training all weights."""
-    extended: tuple[tuple[int, int], ...] = ()
+    extended: Annotated[tuple[tuple[int, int], ...], Option(1, since="0.3")] = ()
     """How total_steps changed while the run was resumed: [steps done, total_steps before] of each change. Written by
     `train --resume --steps N`; the learning rate follows from it (docs/runs.md)."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("total_steps", 1, MOST_STEPS),
-            ("warmup_steps", 0, MOST_STEPS),
-            ("B", 1, None),
-            ("accumulate", 0, None),
-        ):
-            object.__setattr__(self, name, check_int(f"train.{name}", getattr(self, name), low, high))
-        object.__setattr__(self, "seed", check_int("train.seed", self.seed, 0, LAST_SEED))
+        check_fields(self, "train")
         if self.accumulate and self.B % self.accumulate:
             raise ValueError(f"train.B={self.B} rows are not divisible by train.accumulate={self.accumulate}")
-        for name in ("base_lr", "min_lr", "weight_decay", "clip_norm"):
-            value = getattr(self, name)
-            if not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"train.{name} must be a finite number of at least 0, got {value!r}")
-        if not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ValueError(f"train.betas must be two numbers in [0, 1), got {self.betas!r}")
-        for name in ("p_train", "p_val"):
-            check_probabilities(getattr(self, name), name=f"train.{name}")
         self._check_extended()
 
     def _check_extended(self) -> None:
-        name = "train.extended"
-        changes = tuple((check_int(name, at), check_int(name, before)) for at, before in self.extended)
-        object.__setattr__(self, "extended", changes)
+        changes = self.extended
         if list(changes) != sorted(changes, key=lambda change: change[0]) or any(at > before for at, before in changes):
             listed = [list(change) for change in changes]
             raise ValueError(
-                f"{name} must be pairs of steps done and the larger total_steps before, in the order of the steps, "
-                f"got {listed}: leave it out, `train --resume --steps N` writes it"
+                "train.extended must be pairs of steps done and the larger total_steps before, in the order of the "
+                f"steps, got {listed}: leave it out, `train --resume --steps N` writes it"
             )
 
 
@@ -320,7 +277,7 @@ def default_warmup(total_steps: int) -> int:
 class SourceConfig:
     """A user-defined source: `data.sources.NAME`."""
 
-    path: str
+    path: Annotated[str, Option(1)]
     """A folder of .txt, .txt.gz or .md files, or rows in .jsonl, .json, their .gz or .parquet (a file or a folder of
     files), or the .zip of a ChatGPT or Claude data export. With `split`, also any plain file or its .gz, and `hub:ID`
     or `hub:ID@REVISION` for a dataset of the Hugging Face Hub."""
@@ -336,13 +293,12 @@ class SourceConfig:
     this order: shares that sum to 1 ([0.9, 0.1]) or numbers of bytes ([90000000, 5000000, 5000000]; bytes after the
     last part are dropped). The source is then one byte string: its files unchanged, or the texts of its rows without a
     separator. Files or splits named train come before those named validation and test."""
-    columns: dict[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    columns: Annotated[dict[str, str], Option(since="0.3")] = dataclasses.field(default_factory=dict, hash=False)
     """For chats with one prompt and one reply per row: which columns hold them, `{user: COLUMN, assistant: COLUMN}`,
     and optionally `system: COLUMN`. Default: recognized by name, such as `prompt` and `completion`."""
 
     def __post_init__(self) -> None:
-        if not self.path:
-            raise ValueError("a source in data.sources needs a path: a folder or a file")
+        check_fields(self, "data.sources")
         if self.columns:
             self._check_columns()
         if self.split:
@@ -402,12 +358,7 @@ class NotesConfig:
     """`text` replaces [[target|label]] by the label and [[target]] by the target, except in code."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.exclude, str):
-            raise ValueError(f"data.notes.exclude must be a list of patterns, got {self.exclude!r}")
-        object.__setattr__(self, "exclude", tuple(self.exclude))
-        for name, allowed in (("formats", ("md", "text")), ("links", ("keep", "text"))):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"data.notes.{name} must be {' or '.join(allowed)}, got {getattr(self, name)!r}")
+        check_fields(self, "data.notes")
 
     def text_options(self) -> dict[str, Any]:
         """Return the options that change the text of a note, without defaults."""
@@ -419,28 +370,31 @@ class NotesConfig:
 class DataConfig:
     """Where the text comes from. `auto` is the default path if it exists, otherwise the embedded text."""
 
-    wiki: str = "auto"
+    wiki: Annotated[str, Option(1)] = "auto"
     """`hub` (wikitext-103 from the Hugging Face Hub), `embedded` (docstrings of the Python standard library), or a
     folder with train and validation files. `auto` is `embedded`: nothing is downloaded unless you ask for it."""
-    roam: str = "auto"
+    roam: Annotated[str, Option(1)] = "auto"
     """A folder of markdown notes, or `embedded`. `auto`: `.roam-data/` if it exists, otherwise `embedded`."""
-    primer: str = "auto"
+    primer: Annotated[str, Option(1)] = "auto"
     """A file of dialogues, a chat file (.jsonl, .json, .parquet, the .zip of an export), or `embedded`. `auto`:
     `data/primer.txt` if it exists, otherwise `embedded`."""
-    roam_val_frac: float = 0.10
-    """Share of the notes held out, by file."""
-    primer_val_frac: float = 0.10
+    roam_val_frac: Annotated[float, Option(0, 1)] = 0.10
+    """Share of the notes held out."""
+    roam_split: Annotated[Literal["file", "shared_text"], Option(since="0.3")] = "file"
+    """`file`: notes are held out one by one. `shared_text`: notes that have a long line in common, or almost the same
+    text, are all held out or all trained on."""
+    primer_val_frac: Annotated[float, Option(0, 1)] = 0.10
     """Share of the dialogues held out."""
-    seed: int = 42
+    seed: Annotated[int, Option(0, LAST_SEED)] = 42
     """Seed of the splits. Separate from train.seed, so that runs with different seeds share one split."""
-    cache_dir: str = "auto"
-    """Folder for the cached byte streams. `auto`: a folder of the user's cache (`niels-gpt clean` lists it)."""
+    cache_dir: Annotated[str, Option(1)] = "auto"
+    """Folder for the cached byte streams. `auto`: a folder of the user's cache (`niels-gpt cache clean` lists it)."""
     encoding_errors: Literal["strict", "replace", "skip"] = "strict"
     """How to treat files that are not utf-8: `strict` stops and names all of them, `replace` inserts U+FFFD, `skip`
     does not read them."""
-    notes: NotesConfig = field(default_factory=NotesConfig)
+    notes: Annotated[NotesConfig, Option(since="0.3")] = field(default_factory=NotesConfig)
     """Which files of the notes and of user-defined sources are read."""
-    token_cache: str = "cache"
+    token_cache: Annotated[str, Option(1)] = "cache"
     """Folder of the token caches and their tokenizer (tasks pretrain and sft), or its URL (`s3://bucket/cache`)."""
     retain: dict[str, float] = field(default_factory=default_p_pretrain)
     """For the task sft: the pretrain caches whose mixed loss is reported as val_pretrain; missing ones are skipped."""
@@ -449,13 +403,7 @@ class DataConfig:
     unless they have a `split`."""
 
     def __post_init__(self) -> None:
-        for name in ("wiki", "roam", "primer", "cache_dir", "token_cache"):
-            if not getattr(self, name):  # an empty path would be the working directory
-                raise ValueError(f"data.{name} is empty: give a path, or omit data.{name}")
-        for name in ("roam_val_frac", "primer_val_frac"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"data.{name} must be in [0, 1], got {getattr(self, name)!r}")
-        object.__setattr__(self, "seed", check_int("data.seed", self.seed, 0, LAST_SEED))
+        check_fields(self, "data")
         if self.retain:
             check_probabilities(self.retain, name="data.retain")
         for name in self.sources:
@@ -469,42 +417,39 @@ class DataConfig:
 class OutputConfig:
     """What a run writes, and when. No field here changes the weights."""
 
-    checkpoint_every: int = 500
+    checkpoint_every: Annotated[int, Option(1, MOST_STEPS)] = 500
     """Steps between checkpoints; the last step always writes one."""
-    keep: int = 3
+    keep: Annotated[int, Option(1, MOST_STEPS)] = 3
     """How many of the newest checkpoints are kept on disk, besides the best."""
-    eval_every: int = 250
+    eval_every: Annotated[int, Option(1, MOST_STEPS)] = 250
     """Steps between validations; the last step always runs one."""
-    eval_steps: int = 20
+    eval_steps: Annotated[int, Option(1, 1_000_000)] = 20
     """Batches per source in each validation."""
-    sample_every: int = 500
+    sample_every: Annotated[int, Option(0, MOST_STEPS)] = 500
     """Steps between sample texts (samples/step_N.txt); 0: only one after the last step."""
-    sample_prompt: str = "user: what is niels?\nassistant: "
+    sample_prompt: Annotated[str, Option(1)] = "user: what is niels?\nassistant: "
     """Prompt of the samples."""
-    sample_tokens: int = 160
+    sample_tokens: Annotated[int, Option(1, MOST_TOKENS)] = 160
     """Tokens per sample."""
 
     def __post_init__(self) -> None:
-        for f in dataclasses.fields(self):
-            if f.type == "int":
-                low = int(f.name != "sample_every")
-                high = {"sample_tokens": MOST_TOKENS, "eval_steps": 1_000_000}.get(f.name, MOST_STEPS)
-                object.__setattr__(self, f.name, check_int(f"output.{f.name}", getattr(self, f.name), low, high))
-        if not self.sample_prompt:
-            raise ValueError("output.sample_prompt is empty: a sample needs at least one character to continue")
+        check_fields(self, "output")
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """How the machine runs the training. No field here changes the result, except for rounding."""
 
+    backend: Annotated[Literal["auto", "plain"], Option(since="0.3")] = "auto"
+    """`plain`: compute the model with the plain torch of model/gpt.py, without kernels, fast decoders, compilation and
+    CUDA graphs; several times slower. NIELS_GPT_BACKEND=plain does so for every command."""
     compile: bool | None = None
     """Compile the model with torch.compile. null: compile on CUDA for runs of at least 500 steps, since compiling takes
     half a minute. It does not pay off on a CPU."""
     graphs: bool | None = None
     """Capture a complete step as one CUDA graph, so that small models do not wait for Python. null: on a single CUDA
     device where all batches have the same shape."""
-    prefetch: int = 2
+    prefetch: Annotated[int, Option(0)] = 2
     """Batches that a thread prepares ahead of the GPU; 0: no thread."""
     checkpoint_activations: bool = False
     """Recompute the activations of each block in the backward pass: less memory, a third slower."""
@@ -516,8 +461,7 @@ class EngineConfig:
     resumed run equals an uninterrupted one. Somewhat slower. Runs on a CPU are always deterministic."""
 
     def __post_init__(self) -> None:
-        if self.prefetch < 0:
-            raise ValueError(f"engine.prefetch must be at least 0, got {self.prefetch}")
+        check_fields(self, "engine")
 
 
 @dataclass(frozen=True)
@@ -546,6 +490,7 @@ class RunConfig:
     """Documents and spans of the task splice."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "")
         if is_public(self.init_from):
             try:
                 folder_or_id(self.init_from)
@@ -597,8 +542,9 @@ class RunConfig:
             raise ValueError(f"train.lora.rank={lora.rank} exceeds the smallest side of the matrices, {smallest}")
         if lora.layers > model.L:
             raise ValueError(f"train.lora.layers={lora.layers} exceeds the blocks of the model, model.L={model.L}")
-        if model.mlp == "gelu" and "mlp.gate" in lora.targets:
-            raise ValueError("train.lora.targets has mlp.gate, but a model with mlp=gelu has no such matrix: remove it")
+        if "mlp.gate" in lora.targets and not model.gated:
+            missing = f"a model with mlp={model.mlp} has no such matrix"
+            raise ValueError(f"train.lora.targets has mlp.gate, but {missing}: remove it")
 
 
 def _architecture(model: ModelConfig) -> ModelConfig:

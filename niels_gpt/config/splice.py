@@ -9,18 +9,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from niels_gpt.config.checks import check_int, check_option_names, to_python_number
+from niels_gpt.config.options import MOST, Option, check_fields, checked, fields_of
+from niels_gpt.system.rng import mix
 
 if TYPE_CHECKING:
     import numpy as np
 
 log = logging.getLogger("niels_gpt.splice")
+
+MOST_EPOCHS = 1_000_000
+_TWO = "needs two tokens to predict one of them"
 
 ContentMode = Literal["coverage_balanced", "anchor_start", "slide_within", "cyclic_roll"]
 FrameMode = Literal["splice", "slide"]
@@ -30,52 +33,6 @@ BalanceMode = Literal["by_coverage", "by_document", "by_temperature"]
 Sampler = Literal["enumerate", "quota", "stream"]
 SingleSelectMode = Literal["first", "longest", "shortest", "random"]
 
-_CHOICES: dict[str, Any] = {
-    "content_start_mode": ContentMode,
-    "mode": FrameMode,
-    "offset_bound": OffsetBound,
-    "jitter_mode": JitterMode,
-    "balance_mode": BalanceMode,
-    "sampler": Sampler,
-    "doc_select_mode": SingleSelectMode,
-}
-_AT_LEAST = {
-    "S": 2,
-    "content_length": 2,
-    "min_copy_len": 2,
-    "content_stride": 1,
-    "offset_stride": 1,
-    "offset_jitter": 0,
-    "epoch_length": 1,
-    "curriculum": 1,
-    "num_docs": 1,
-    "doc_index": 0,
-    "min_doc_length": 0,
-    "max_doc_length": 1,
-    "max_train_tokens": 1,
-    "max_train_batches": 1,
-    "initial_batch_size": 1,
-    "controls": 0,
-    "eval_examples": 1,
-}
-MOST = 2**62
-"""Upper limit of every integer option, so that sums and products derived from it fit into 64 bits."""
-MOST_EPOCHS = 1_000_000
-_OPTIONAL = {"content_length", "sampler", "epoch_length", "curriculum", "doc_index", "min_doc_length", "max_doc_length",
-             "max_train_tokens", "max_train_batches", "initial_batch_size"}  # fmt: skip
-"""Integers and choices that may be None."""
-_PER_DOCUMENT = {"content_stride", "offset_stride", "alpha"}
-"""Options that may also be one value per document."""
-_BOOLS = {"shuffle", "shuffle_per_epoch", "adaptive_k", "eos_before_span", "trailing_segment_zero", "strict_num_docs",
-          "restrict_to_training_subset"}  # fmt: skip
-_TEXTS = {"dataset_name", "doc_key"}
-_PATHS = {"base", "tokenizer"}
-_WHY = {
-    "content_length": "a span needs two tokens to predict one of them",
-    "min_copy_len": "a span needs two tokens to predict one of them",
-    "S": "a frame needs two tokens to predict one of them",
-}
-
 
 def count(name: str, value: Any, low: int = 1, high: int = MOST) -> int:
     """Return an integer in [low, high] as int. Raises ValueError; below `low` the message names only `low`."""
@@ -83,59 +40,13 @@ def count(name: str, value: Any, low: int = 1, high: int = MOST) -> int:
 
 
 def check_options(values: dict[str, Any], *, section: str = "") -> dict[str, Any]:
-    """Return the options with numpy numbers as Python numbers.
+    """Return the options with numpy numbers as Python numbers; S is the length of a frame.
 
     Raises ValueError that names the first option outside its limits.
     """
     prefix = f"{section}." if section else ""
-    return {name: _checked(prefix, name, value) for name, value in values.items()}
-
-
-def _checked(prefix: str, name: str, value: Any) -> Any:
-    if value is None and name in _OPTIONAL:
-        return None
-    if name in _PER_DOCUMENT and (isinstance(value, list | tuple) or getattr(value, "ndim", 0) == 1):
-        return tuple(_checked(prefix, name, each) for each in value)
-    if name in _BOOLS:
-        if not isinstance(value, bool) and str(getattr(value, "dtype", "")) != "bool":  # numpy
-            raise ValueError(f"{prefix}{name} must be True or False, got {value!r}")
-        return bool(value)
-    if name in _TEXTS or name in _PATHS:
-        return _checked_text(prefix, name, value)
-    if name in _CHOICES and value not in get_args(_CHOICES[name]):
-        raise ValueError(f"{prefix}{name} must be one of {', '.join(get_args(_CHOICES[name]))}, got {value!r}")
-    if name in _AT_LEAST:
-        try:
-            number = check_int(f"{prefix}{name}", value, _AT_LEAST[name])
-        except ValueError as err:
-            raise ValueError(f"{err}: {_WHY[name]}" if name in _WHY else str(err)) from None
-        return check_int(f"{prefix}{name}", number, _AT_LEAST[name], MOST)
-    value = to_python_number(value)
-    if name in ("balance_tau", "alpha") and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise ValueError(f"{prefix}{name} must be a number, got {value!r}")
-    if name == "epochs":
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST_EPOCHS
-        ):
-            raise ValueError(f"{prefix}epochs must be a number above 0 and at most {MOST_EPOCHS:,}, got {value!r}")
-        return None if value is None else float(value)
-    if name == "balance_tau" and not 0.0 <= value <= 1.0:
-        raise ValueError(f"{prefix}balance_tau must be in [0, 1], got {value!r}: 1 is by length, 0 is equal shares")
-    if name == "alpha" and not 0.0 <= value <= sys.float_info.max:
-        raise ValueError(f"{prefix}alpha must be a finite number of at least 0, got {value!r}")
-    return float(value) if name in ("balance_tau", "alpha") else value
-
-
-def _checked_text(prefix: str, name: str, value: Any) -> str | None:
-    if name == "base" and not isinstance(value, str | os.PathLike | None):
-        raise ValueError(
-            f"{prefix}base must be a folder of token caches, got {type(value).__name__}: the configs of "
-            "niels_gpt.levanter take a Levanter config"
-        )
-    text = os.fspath(value) if name in _PATHS and isinstance(value, os.PathLike) else value
-    if text is None or (isinstance(text, str) and text):
-        return text
-    raise ValueError(f"{prefix}{name} must be {'a path' if name in _PATHS else 'text'} (or None), got {value!r}")
+    declared = {**fields_of(SpliceConfig), "S": Annotated[int, Option(2, why=f"a frame {_TWO}")]}
+    return {name: checked(prefix + name, value, declared[name]) for name, value in values.items()}
 
 
 def parse_axis_shuffle(name: str, value: Any, seed_name: str, seed: Any) -> tuple[bool, int | None]:
@@ -159,31 +70,34 @@ def parse_axis_shuffle(name: str, value: Any, seed_name: str, seed: Any) -> tupl
 class _DocumentChoice:
     """Fields that the single- and multi-document configs share."""
 
-    base: str | None = None
+    base: Annotated[
+        str | None,
+        Option(1, why="a folder of token caches; python -m niels_gpt.levanter.train_lm takes Levanter's own"),
+    ] = None
     """Folder of token caches; None: `data.token_cache`."""
-    dataset_name: str | None = None
+    dataset_name: Annotated[str | None, Option(1)] = None
     """The pretrain cache (for bytes: the source) to choose documents from; None: the only one."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str | None, Option(1, since="0.3")] = None
     """The tokenizer of the documents (spm.model, or its folder), if it must be checked; None: that of the cache."""
-    doc_key: str | None = None
+    doc_key: Annotated[str | None, Option(1)] = None
     """Choose only documents whose text contains this string."""
-    min_doc_length: int | None = None
+    min_doc_length: Annotated[int | None, Option(0)] = None
     """Choose only documents with at least this many tokens."""
-    max_doc_length: int | None = None
+    max_doc_length: Annotated[int | None, Option(1)] = None
     """Choose only documents with at most this many tokens."""
-    content_length: int | None = None
+    content_length: Annotated[int | None, Option(2, why=f"a span {_TWO}")] = None
     """K, the number of tokens in a span; at most S. None: S."""
-    content_stride: int | tuple[int, ...] = 1
+    content_stride: Annotated[int | tuple[int, ...], Option(1)] = 1
     """Tokens between the starts of spans within a document; or one number per chosen document."""
-    offset_stride: int | tuple[int, ...] = 1
+    offset_stride: Annotated[int | tuple[int, ...], Option(1)] = 1
     """Positions between the offsets of a span within the frame; or one number per chosen document."""
     content_start_mode: ContentMode = "coverage_balanced"
     """`coverage_balanced`: spans of equal length at the right end of the frame. `anchor_start`: the beginning of the
     document at every offset. `slide_within`: every start at every offset. `cyclic_roll`: as `slide_within`, with the
     document wrapped around."""
-    min_copy_len: int = 2
+    min_copy_len: Annotated[int, Option(2, why=f"a span {_TWO}")] = 2
     """Shorter spans are skipped."""
-    alpha: float | tuple[float, ...] = 0.0
+    alpha: Annotated[float | tuple[float, ...], Option(0)] = 0.0
     """Weight of spans near the ends of a document: (K / distance) ** alpha; 0: no extra weight. Or one number per
     chosen document."""
     adaptive_k: bool = True
@@ -192,33 +106,33 @@ class _DocumentChoice:
     """`slide`: plain windows of S tokens, for documents of at least S tokens."""
     offset_bound: OffsetBound = "tight"
     """`tight`: a span fits completely into the frame; `truncate`: the end of the frame may cut it off."""
-    offset_jitter: int = 0
+    offset_jitter: Annotated[int, Option(0)] = 0
     """Move a span left by 0 to this many positions (coverage_balanced)."""
     jitter_mode: JitterMode = "uniform"
     """How the distance to move is drawn."""
     shuffle: bool = True
     """Shuffle the examples of an epoch; otherwise the order of enumeration."""
-    shuffle_offsets: bool | int = False
+    shuffle_offsets: Annotated[bool | int, Option(since="0.3")] = False
     """Shuffle only the offsets s of each start; an integer is also the seed. Replaces `shuffle`."""
-    offset_seed: int | None = None
+    offset_seed: Annotated[int | None, Option(since="0.3")] = None
     """Seed of shuffle_offsets; None: the seed of the run."""
-    shuffle_content: bool | int = False
+    shuffle_content: Annotated[bool | int, Option(since="0.3")] = False
     """Shuffle only the starts t within each document; an integer is also the seed. Replaces `shuffle`."""
-    content_seed: int | None = None
+    content_seed: Annotated[int | None, Option(since="0.3")] = None
     """Seed of shuffle_content; None: the seed of the run."""
-    shuffle_per_epoch: bool = True
+    shuffle_per_epoch: Annotated[bool, Option(since="0.3")] = True
     """Use a new order in every epoch; otherwise the order of the first epoch is repeated."""
-    eos_before_span: bool = False
+    eos_before_span: Annotated[bool, Option(since="0.3")] = False
     """Put eos_token_id at position s - 1, before a span."""
-    trailing_segment_zero: bool = False
+    trailing_segment_zero: Annotated[bool, Option(since="0.3")] = False
     """Give the padding after a span segment 0, as the padding before it; otherwise it has the segment of the span."""
     restrict_to_training_subset: bool = False
     """Choose only documents within the first tokens of the cache: those that a short run trains on."""
-    max_train_tokens: int | None = None
+    max_train_tokens: Annotated[int | None, Option(1)] = None
     """Number of those first tokens; None: max_train_batches * initial_batch_size * S."""
-    max_train_batches: int | None = None
+    max_train_batches: Annotated[int | None, Option(1)] = None
     """Number of batches of the short run."""
-    initial_batch_size: int | None = None
+    initial_batch_size: Annotated[int | None, Option(1)] = None
     """Rows per batch of the short run."""
     pad_token_id: int | None = None
     """Token id that fills the rest of a frame; None: the tokenizer's EOT, or 0."""
@@ -233,9 +147,7 @@ class _DocumentChoice:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        options = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        for name, value in check_options(options, section="splice").items():
-            object.__setattr__(self, name, value)
+        check_fields(self, "splice")
         for axis, seed in (("offsets", "offset_seed"), ("content", "content_seed")):
             name = f"shuffle_{axis}"
             parse_axis_shuffle(f"splice.{name}", getattr(self, name), f"splice.{seed}", getattr(self, seed))
@@ -316,7 +228,7 @@ class _DocumentChoice:
 class SpliceSingleDocumentLMConfig(_DocumentChoice):
     """A single document: which one, and how its spans are placed into frames."""
 
-    doc_index: int | None = None
+    doc_index: Annotated[int | None, Option(0)] = None
     """Index in the cache; if the document's length is outside the limits, doc_select_mode chooses."""
     doc_select_mode: SingleSelectMode = "first"
     """Which document within the limits to choose; if there is none, the longest of all."""
@@ -352,7 +264,7 @@ class SpliceSingleDocumentLMConfig(_DocumentChoice):
 class SpliceMultiDocumentLMConfig(_DocumentChoice):
     """Several documents: which ones, how their spans are placed into frames, and how often each is used."""
 
-    num_docs: int = 10
+    num_docs: Annotated[int, Option(1)] = 10
     """Number of documents."""
     doc_select_mode: SingleSelectMode = "longest"
     """Which documents within the limits to choose; ties go to the lower index."""
@@ -361,17 +273,17 @@ class SpliceMultiDocumentLMConfig(_DocumentChoice):
     balance_mode: BalanceMode = "by_temperature"
     """`by_coverage`: every span once. `by_document`: all documents equally often, by repetition. `by_temperature`: in
     proportion to length ** balance_tau."""
-    balance_tau: float = 1.0
+    balance_tau: Annotated[float, Option(0, 1)] = 1.0
     """1: proportional to length; 0: equal shares."""
     sampler: Sampler | None = None
     """`enumerate` all spans, use a `quota` per document, or draw a `stream`; None: as balance_mode requires."""
-    epoch_length: int | None = None
+    epoch_length: Annotated[int | None, Option(1)] = None
     """Examples per epoch; None: the number of spans."""
     doc_weights: tuple[float, ...] | None = None
     """One factor per chosen document, in the order of the choice."""
     groups: str | tuple[str, ...] | None = None
     """One label per chosen document, or `source` or `length` (bins of doubling length): groups get equal shares."""
-    curriculum: int | None = None
+    curriculum: Annotated[int | None, Option(1)] = None
     """Begin with one document and add another every this many steps; the first needs a positive weight."""
 
     def select(
@@ -412,9 +324,9 @@ class SpliceMultiDocumentLMConfig(_DocumentChoice):
 class SpliceConfig(SpliceMultiDocumentLMConfig):
     """The `splice` section of a run (task `splice`). The frame length S is the model's context length T."""
 
-    doc_index: int | None = None
+    doc_index: Annotated[int | None, Option(0)] = None
     """Train on this one document if its length is within the limits; num_docs is then 1."""
-    epochs: float | None = None
+    epochs: Annotated[float | None, Option(0, MOST_EPOCHS, "(]", since="0.3")] = None
     """Train this many epochs; train.total_steps follows from it. None: train.total_steps."""
     documents: Literal["bytes", "tokens"] = "bytes"
     """`bytes`: documents of a byte source (notes, docstrings, dialogues), without a tokenizer. `tokens`: documents of a
@@ -422,9 +334,9 @@ class SpliceConfig(SpliceMultiDocumentLMConfig):
     packed: bool | None = None
     """Pack several spans into one frame: the same loss and gradients with less compute. None: pack if positions are
     relative (RoPE), and neither eos_before_span nor trailing_segment_zero asks for filler."""
-    controls: int = 3
+    controls: Annotated[int, Option(0)] = 3
     """Number of held-out documents to measure for comparison; they are never trained on and are not copies."""
-    eval_examples: int = 16
+    eval_examples: Annotated[int, Option(1)] = 16
     """Examples per document in each evaluation: a fixed grid over its spans."""
 
     def __post_init__(self) -> None:
@@ -480,5 +392,5 @@ def _ranked(values: np.ndarray, candidates: np.ndarray, mode: str, number: int =
         return candidates[np.argsort(values[candidates], kind="stable")]
     # Seeded by the lengths and the requested number: the same data gives the same choice on every machine.
     digest = hashlib.blake2b(values.astype("<i8").tobytes() + b":%d" % number, digest_size=8).digest()
-    keys = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little"))).random(len(candidates))
+    keys = mix(candidates.astype(np.uint64) ^ np.frombuffer(digest, "<u8"))
     return candidates[np.argsort(keys, kind="stable")]

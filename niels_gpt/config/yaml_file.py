@@ -1,7 +1,6 @@
 """Read configs from YAML and `section.key=value` overrides, check them, and write them as YAML.
 
-YAML is converted to JSON and checked by pydantic in strict mode. An unknown key is an error that names the nearest
-known key.
+`options.build` checks all values. An unknown key is an error that names the nearest known key.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from niels_gpt.config.builtin_configs import find_config
 from niels_gpt.config.checks import unknown_key_message
-from niels_gpt.config.schema import PRESETS, RunConfig, SourceConfig, TrainConfig, default_warmup
+from niels_gpt.config.options import build, fields_of
+from niels_gpt.config.schema import PRESETS, RunConfig, TrainConfig, default_warmup
 from niels_gpt.config.splice import SpliceConfig
 
 DEEPEST = 50
@@ -125,49 +124,13 @@ def load_pipeline(
 
 def config_from_dict(tree: Mapping[str, Any], *, where: str = "config", notes: list[str] | None = None) -> RunConfig:
     """Return the RunConfig of a nested dict. `notes` are as for `load_config`, and so is the ValueError."""
-    from pydantic import TypeAdapter, ValidationError
-
     tree = _with_fitting_warmup(_with_preset(tree, where=where), notes)
-    _check_keys(RunConfig, tree, where=where)
+    _check_plain(tree, where)
     try:
-        # Strict JSON mode rejects "3" for 3 and true for 1, but accepts a list for a tuple and 1 for a float.
-        return TypeAdapter(RunConfig).validate_json(json.dumps(tree), strict=True)
-    except ValidationError as err:
-        raise ValueError(f"{where}: {_validation_message(err.errors())}") from None
-    except TypeError as err:
+        made: RunConfig = build(RunConfig, tree, splice_options=fields_of(SpliceConfig))
+    except ValueError as err:
         raise ValueError(f"{where}: {err}") from None
-
-
-def _validation_message(errors: Sequence[Mapping[str, Any]]) -> str:
-    """The message for the first option that failed. An option of several types has an error for each of them."""
-    first = errors[0]
-    if first["type"] == "value_error":
-        return str(first["msg"]).removeprefix("Value error, ")
-    path, several = _option_path(first["loc"])
-    tried, rest = [first], list(first["loc"][len(path) :])
-    if several:
-        # Keep the most specific errors: of [1, x] for an integer or a list of integers, that x is not an integer.
-        same = [error for error in errors if _option_path(error["loc"])[0] == path]
-        places = [[part for part in error["loc"] if isinstance(part, int)] for error in same]
-        rest = max(places, key=len)
-        tried = [error for error, place in zip(same, places, strict=True) if place == rest]
-    wanted = [str(error["msg"]).removeprefix("Input ").lower().rstrip(".") for error in tried]
-    expected = " or ".join([wanted[0], *(text.removeprefix("should be ") for text in wanted[1:])])
-    return f"{'.'.join(map(str, [*path, *rest]))} {expected}, got {tried[0]['input']!r}"
-
-
-def _option_path(location: Sequence[str | int]) -> tuple[list[str], bool]:
-    """(the names of sections and option in the location of an error, whether the option has several types).
-
-    After the name of an option with several types, pydantic puts the name of the type that it tried.
-    """
-    cls: Any = RunConfig
-    for i, part in enumerate(location):
-        hint = get_type_hints(cls).get(str(part))
-        if not dataclasses.is_dataclass(hint):
-            return [str(part) for part in location[: i + 1]], get_origin(hint) in (Union, UnionType)
-        cls = hint
-    return [str(part) for part in location], False
+    return made
 
 
 def _with_preset(tree: Mapping[str, Any], *, where: str) -> Mapping[str, Any]:
@@ -316,42 +279,22 @@ def _apply_override(tree: dict[str, Any], item: str) -> None:
         node.pop("D", None)  # always C // H; the value in the file belongs to the old C and H
 
 
-def _check_keys(cls: type, tree: Any, *, where: str, prefix: str = "") -> None:
-    """Raise ValueError for an unknown key at any depth, with the nearest known key."""
-    if not isinstance(tree, Mapping):
-        raise ValueError(f"{where}: {prefix.rstrip('.') or 'the config'} must be a section, got {tree!r}")
-    hints = get_type_hints(cls)
-    for key, value in tree.items():
-        if key not in hints:
-            splice = [field.name for field in dataclasses.fields(SpliceConfig)]
-            raise ValueError(f"{where}: {unknown_key_message(prefix.rstrip('.'), str(key), list(hints), splice)}")
-        if (prefix, key) == ("splice.", "base") and isinstance(value, Mapping):
-            raise ValueError(
-                f"{where}: splice.base must be a folder of token caches, got a section: set base and dataset_name, or "
-                "train with python -m niels_gpt.levanter.train_lm, which takes Levanter's base"
-            )
-        if dataclasses.is_dataclass(hints[key]):
-            _check_keys(hints[key], value, where=where, prefix=f"{prefix}{key}.")
-        elif hints[key] == dict[str, SourceConfig] and isinstance(value, Mapping):
-            for name, source in value.items():
-                _check_keys(SourceConfig, source, where=where, prefix=f"{prefix}{key}.{name}.")
-        elif get_origin(hints[key]) is Literal and value not in get_args(hints[key]):
-            allowed = ", ".join(repr(a) for a in get_args(hints[key]))
-            raise ValueError(f"{where}: {prefix}{key} must be one of {allowed}, got {value!r}")
-        else:
-            _check_plain(value, f"{where}: {prefix}{key}")
-
-
-def _check_plain(value: Any, name: str) -> None:
+def _check_plain(value: Any, where: str, path: str = "", inside: tuple[int, ...] = ()) -> None:
     """Raise ValueError for YAML types that JSON does not have, and for characters that no path can hold."""
-    if isinstance(value, str) and "\0" in value:
-        raise ValueError(f"{name} contains a NUL character, got {value!r}")
-    try:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except TypeError:  # dates and sets
-        kind = type(value).__name__
-        raise ValueError(f"{name} must not be a {kind}, got {value!r}; quote it if it is text") from None
-    except UnicodeEncodeError:  # also a file name in another encoding
-        raise ValueError(f"{name} is not utf-8, got {value!r}: rename the file, or retype the text") from None
-    except ValueError:  # &a [*a]
-        raise ValueError(f"{name} contains itself, got {value!r}: replace the YAML alias by its value") from None
+    name = f"{where}: {path or 'the config'}"
+    if id(value) in inside:  # &a [*a]
+        raise ValueError(f"{name} contains itself: replace the YAML alias by its value")
+    if isinstance(value, Mapping | list):
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, each in pairs:
+            _check_plain(str(key), where, path)
+            _check_plain(each, where, f"{path}.{key}" if path else str(key), (*inside, id(value)))
+    elif isinstance(value, str):
+        if "\0" in value:
+            raise ValueError(f"{name} contains a NUL character, got {value!r}")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:  # also a file name in another encoding
+            raise ValueError(f"{name} is not utf-8, got {value!r}: rename the file, or retype the text") from None
+    elif not isinstance(value, bool | int | float | None):  # dates and sets
+        raise ValueError(f"{name} must not be a {type(value).__name__}, got {value!r}; quote it if it is text")

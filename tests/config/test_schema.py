@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.config import (
-    MOST_TOKENS,
     DataConfig,
     EngineConfig,
     LoRAConfig,
     ModelConfig,
-    OutputConfig,
     RunConfig,
     SourceConfig,
     TrainConfig,
@@ -39,6 +37,7 @@ def test_v0_model():
         "head_dim": 0,
         "norm_eps": 1e-5,
         "qkv_bias": False,
+        "bias": False,
         "qk_norm": False,
         "rope_scale": 1.0,
         "rope_low": 1.0,
@@ -103,48 +102,14 @@ INVALID = {
         ({"C": 100, "H": 3}, ["C=100", "H=3"]),
         ({"C": 12, "H": 4}, ["12", "4", "3", "odd"]),
         ({"C": 64, "H": 4, "D": 32}, ["D=32", "64", "4", "16"]),
-        ({"V": 0}, ["V", "0"]),
-        ({"T": -1}, ["T", "-1"]),
-        ({"L": 0}, ["L", "0"]),
-        ({"H": 0}, ["H", "0"]),
-        ({"C": 2.5}, ["C", "2.5"]),
-        ({"T": True}, ["T", "True"]),
-        ({"T": "256"}, ["T", "'256'"]),
-        ({"d_ff": -4}, ["d_ff", "-4"]),
-        ({"d_ff": 1.5}, ["d_ff", "1.5"]),
-        ({"dropout": 1.0}, ["dropout", "1.0"]),
-        ({"dropout": -0.1}, ["dropout", "-0.1"]),
-        ({"dropout": math.nan}, ["dropout", "nan"]),
-        ({"dropout": "0.1"}, ["dropout", "'0.1'"]),
     ],
     TrainConfig: [
-        ({"total_steps": 10**9 + 1}, ["total_steps", "from 1 to 1000000000", "1000000001"]),
-        ({"total_steps": 0}, ["total_steps", "0"]),
-        ({"B": 0}, ["B", "0"]),
-        ({"warmup_steps": -1}, ["warmup_steps", "-1"]),
-        ({"seed": -5}, ["seed", "-5"]),
-        ({"seed": 2**63}, ["train.seed", str(2**63 - 1), str(2**63)]),
-        ({"B": 2.5}, ["B", "2.5"]),
-        ({"accumulate": -1}, ["accumulate", "-1"]),
         ({"B": 10, "accumulate": 4}, ["B=10", "accumulate=4"]),
-        ({"base_lr": -1e-4}, ["base_lr", "-0.0001"]),
-        ({"base_lr": math.inf}, ["base_lr", "inf"]),
-        ({"min_lr": math.nan}, ["min_lr", "nan"]),
-        ({"weight_decay": -0.1}, ["weight_decay", "-0.1"]),
         ({"p_train": {"wiki": 0.5, "roam": 0.4}}, ["p_train", "0.9"]),
         ({"p_train": {}}, ["p_train", "empty"]),
         ({"p_val": {"wiki": 1.5, "roam": -0.5}}, ["p_val", "roam", "-0.5"]),
     ],
-    DataConfig: [
-        ({"seed": -5}, ["data.seed", "-5"]),
-        ({"seed": 10**20}, ["data.seed", str(2**63 - 1), str(10**20)]),
-        ({"roam_val_frac": 2}, ["data.roam_val_frac", "[0, 1]", "2"]),
-        ({"roam_val_frac": math.nan}, ["data.roam_val_frac", "nan"]),
-        ({"primer_val_frac": -0.1}, ["data.primer_val_frac", "-0.1"]),
-        *(({name: ""}, [f"data.{name}"]) for name in ("wiki", "roam", "primer", "cache_dir", "token_cache")),
-    ],
     SourceConfig: [
-        ({"path": ""}, ["data.sources", "path"]),
         ({"path": "x", "kind": "chat", "split": (0.9, 0.1)}, ["chat", "split"]),
         ({"path": "hub:a/b"}, ["hub:a/b", "split"]),
         ({"path": "x", "columns": {"user": "q"}}, ["columns", "assistant", "{'user': 'q'}"]),
@@ -172,35 +137,6 @@ def test_invalid_options_are_named(cls, changes, mentioned):
             make(**changes)
         for part in mentioned:
             assert part in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("checkpoint_every", 0),
-        ("keep", 0),
-        ("eval_steps", 0),
-        ("sample_every", -1),
-        ("sample_tokens", 0),
-        ("sample_tokens", 1_000_001),
-        ("eval_steps", 1_000_001),
-        ("checkpoint_every", 1_000_000_001),
-    ],
-)
-def test_invalid_output_options_are_named(name, value):
-    with pytest.raises(ValueError, match=rf"output\.{name} .*{value}"):
-        OutputConfig(**{name: value})
-
-
-def test_limits_are_inclusive():
-    assert OutputConfig(sample_every=0, sample_tokens=1_000_000).sample_tokens == MOST_TOKENS
-    with pytest.raises(ValueError, match="sample_prompt"):
-        OutputConfig(sample_prompt="")
-    assert EngineConfig(prefetch=0).prefetch == 0
-    with pytest.raises(ValueError, match=r"engine\.prefetch.*-1"):
-        EngineConfig(prefetch=-1)
-    DataConfig(seed=0, roam_val_frac=0.0, primer_val_frac=1.0)
-    DataConfig(seed=2**63 - 1)
 
 
 def test_training_edges():

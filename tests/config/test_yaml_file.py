@@ -84,15 +84,10 @@ def test_the_last_override_wins_and_reaches_one_key_of_a_dict():
         ("train.total_step=5", ["train.total_step", "did you mean total_steps"]),
         ("trian.B=5", ["trian", "did you mean train"]),
         ("model.qqqq=5", ["model.qqqq", "dropout", "d_ff"]),  # nothing near: all known keys
-        ("train.B=4.5", ["train.B", "integer", "4.5"]),
-        ("train.B='4'", ["train.B", "integer", "'4'"]),
-        ("train.B=true", ["train.B", "integer", "True"]),
         ("train.B=", ["train.B", "integer", "None"]),
-        ("train.base_lr=fast", ["train.base_lr", "number", "'fast'"]),
         ("train.p_train=[wiki]", ["train.p_train", "['wiki']"]),
         ("train.p_train={wiki: a}", ["train.p_train.wiki", "'a'"]),
         ("train.betas=[0.9]", ["train.betas", "[0.9]"]),
-        ("data.wiki=3", ["data.wiki", "string", "3"]),
         ("data.wiki=2024-01-01", ["data.wiki", "2024"]),  # YAML's own type: a date
         ("data.encoding_errors=ignore", ["data.encoding_errors", "'strict'", "'replace'", "'ignore'"]),
         ("task=words", ["task", "'bytes'", "'words'"]),
@@ -310,16 +305,21 @@ def test_options_of_newer_versions_get_their_defaults():
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "facts", "accepted"),
     [
-        ("splice.shuffle_offsets=x", "splice.shuffle_offsets should be a valid boolean or a valid integer, got 'x'"),
-        ("splice.groups=1", "splice.groups should be a valid string or a valid array, got 1"),
-        ("splice.content_stride=[1, x]", "splice.content_stride.1 should be a valid integer, got 'x'"),
-        ("splice.alpha=x", "splice.alpha should be a valid number or a valid array, got 'x'"),
-        ("train.betas=[0.9, x]", "train.betas.1 should be a valid number, got 'x'"),
+        ("splice.shuffle_offsets=x", ["splice.shuffle_offsets", "true or false", "integer", "'x'"], [True, 2]),
+        ("splice.groups=1", ["splice.groups", "text", "list", "1"], ["a", ("a", "b")]),
+        ("splice.content_stride=[1, x]", ["splice.content_stride.1", "integer", "'x'"], [3, (1, 2)]),
+        ("splice.alpha=x", ["splice.alpha", "number", "list", "'x'"], [0.5, (0.5, 1.5)]),
+        ("train.betas=[0.9, x]", ["train.betas.1", "number", "'x'"], [(0.8, 0.9)]),
     ],
 )
-def test_an_option_of_several_types_names_them_all(override, message):
+def test_an_option_of_several_types_names_them_all(override, facts, accepted):
+    """And accepts a value of each."""
     with pytest.raises(ValueError) as error:
         load_config(None, overrides=[override])
-    assert str(error.value) == f"config: {message}"
+    assert all(fact in str(error.value) for fact in facts) and "\n" not in str(error.value)
+    section, _, name = override.partition("=")[0].partition(".")
+    for value in accepted:
+        loaded = load_config(None, overrides=[f"{section}.{name}={json.dumps(value)}"])
+        assert getattr(getattr(loaded, section), name) == value
