@@ -20,6 +20,7 @@ from niels_gpt.inference.engine.request import ContextOverflow, check_new_tokens
 from niels_gpt.inference.engine.slots import pad_right
 from niels_gpt.inference.int8 import one_token
 from niels_gpt.inference.sampling import Sampling, choose
+from niels_gpt.model.backend import halves
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.system.rng import generator as make_generator
@@ -60,6 +61,7 @@ class Decoder:
         self._cached: list[int] = []  # rows of the batch in the order of the cache
         self._one_token = one_token(model) if self._use_cache else None
         self._uniform = _draw(_row_generators(generator, len(prompts), sampling), self.max_new_tokens, sampling)
+        self._seen = [set(ids) if sampling.penalized else set() for ids in self.ids]
         self._last: tuple[list[int], torch.Tensor] = ([], torch.empty(0))  # rows of the last step, their tokens
         self._step = 0
 
@@ -89,12 +91,14 @@ class Decoder:
             groups.append(self._window_logits(outside))
         logits = groups[0] if len(groups) == 1 else torch.cat(groups)
         rows = inside + outside
-        ids = choose(logits, self._sampling, self._draws(rows) if self._sampling.temperature else self._uniform)
+        draws = self._draws(rows) if self._sampling.temperature else self._uniform
+        ids = choose(logits, self._sampling, draws, [self._seen[row] for row in rows])
         self._last = (rows, ids)
         chosen = ids.tolist()
         self._step += 1
         for row, token in zip(rows, chosen, strict=True):
             self.ids[row].append(token)
+            self._seen[row].add(token)
         return dict(zip(rows, chosen, strict=True))
 
     def _draws(self, rows: list[int]) -> torch.Tensor:
@@ -124,9 +128,10 @@ class Decoder:
         weight = model.tok_emb.weight
         self._cache = KVCache(model.config, len(rows), device=model.device, dtype=weight.dtype, capacity=capacity)
         self._cached = rows
-        h = model.hidden(pad_right([self.ids[row] for row in rows], model.device), cache=self._cache)  # (B, n, C)
+        hidden, logits = halves(model)
+        h = hidden(pad_right([self.ids[row] for row in rows], model.device), cache=self._cache)  # (B, n, C)
         self._cache.lengths = lengths
-        return model.next_logits(h[torch.arange(len(rows)), torch.tensor(lengths) - 1])
+        return logits(h[torch.arange(len(rows)), torch.tensor(lengths) - 1])[:, : model.sampled_ids]
 
     def _window_logits(self, rows: list[int]) -> torch.Tensor:
         """Return (len(rows), V) from the last T tokens of each row, without a cache."""

@@ -27,6 +27,7 @@ def generate(
     generator: torch.Generator | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
+    repetition_penalty: float = 1.0,
     stop: str | Sequence[str] | None = None,
     use_cache: bool = True,
     tokenizer: AnyTokenizer | None = None,
@@ -41,7 +42,7 @@ def generate(
         model,
         prompt_text,
         max_new_tokens=max_new_tokens,
-        sampling=Sampling(temperature, top_k, top_p, min_p),
+        sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty),
         generator=generator,
         stop=stop,
         use_cache=use_cache,
@@ -252,7 +253,7 @@ class TextOutput:
                     self.stopped = True
                     self._pending = self._pending[: -len(stop)]
                     return ""
-        held = max((_overlap(self._pending, stop) for stop in self._stops), default=0)
+        held = max(_overlap(self._pending, stop) for stop in self._stops)
         end = len(self._pending) - held
         piece, self._pending = self._pending[:end], self._pending[end:]
         self.certain += end

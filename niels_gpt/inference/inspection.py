@@ -13,6 +13,7 @@ from niels_gpt.config.checks import check_int
 from niels_gpt.inference.engine.request import ContextOverflow, check_prompt, dropped_at, most_pinned
 from niels_gpt.inference.logprobs import TokenLogprobs, score_from
 from niels_gpt.inference.sampling import check_finite
+from niels_gpt.kernels import replaced
 from niels_gpt.model.eval_mode import evaluating
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.rope import rotate
@@ -80,6 +81,7 @@ def attention(model: GPT, ids: Sequence[int], layer: int, head: int) -> torch.Te
     config = model.config
     check_int("layer", layer, 0, config.L - 1)
     check_int("head", head, 0, config.H - 1)
+    _check_code("Attention.forward", "attend", "rotate", "Block.attention_branch")
     ids = _check_ids(model, ids)
     x = _residual_stream(model, ids)[layer]  # (n, C), before the block
     block = model.layers()[layer]
@@ -103,11 +105,12 @@ def logit_lens(model: GPT, ids: Sequence[int], position: int, top: int) -> list[
     model's own prediction. The most likely token comes first. Raises ValueError as `attention` does, for a position
     outside the ids, and for a top outside 1..V.
     """
+    _check_code("GPT.hidden", "GPT.forward")
     ids = _check_ids(model, ids)
     check_int("position", position, 0, len(ids) - 1)
     check_int("top", top, 1, model.sampled_ids or model.config.V)
     streams = torch.stack([h[position] for h in _residual_stream(model, ids)[1:]])  # (L, C)
-    p = model.next_logits(model.norm(streams)).float().softmax(dim=-1)
+    p = model.logits(model.norm(streams))[..., : model.sampled_ids].float().softmax(dim=-1)
     check_finite(p)
     best = p.topk(top, dim=-1)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -128,6 +131,13 @@ def embedding(model: GPT, ids: Sequence[int]) -> torch.Tensor:
             total += h[0].float().sum(dim=0).double().cpu()
     check_finite(total, "hidden states")
     return (total / len(ids)).float()
+
+
+def _check_code(*names: str) -> None:
+    """Raise ValueError if functions of the model that are computed here in parts were edited."""
+    edited = replaced.changed(tuple(f"niels_gpt.model.gpt:{name}" for name in names))
+    if edited:
+        raise ValueError(f"{replaced.explain(edited)}, and this view would show what the code was before")
 
 
 def _check_ids(model: GPT, ids: Sequence[int]) -> list[int]:

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from niels_gpt.inference.native_one_token import native_one_token
-from niels_gpt.inference.one_token import OneToken
+from niels_gpt.inference.one_token import Activation, OneToken, PlainOneToken
+from niels_gpt.kernels.replaced import warn_once
+from niels_gpt.model.backend import decodes
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
 
@@ -68,12 +70,13 @@ class Int8OneToken(OneToken):
         packed, weights = model.packed, model.weights()
         ints, scale = packed[model.lm_head.weight]
         self._packed_head = ints[: model.sampled_ids], scale[: model.sampled_ids]
-        self._packed = [
+        self._packed: list[tuple[torch.Tensor, torch.Tensor, list[Packed], Packed | None, Activation]] = [
             (
                 block.norm_attn.weight,
                 block.norm_mlp.weight,
                 [packed[matrix] for matrix in (block.qkv, block.out, block.up, block.down)],
                 None if block.gate is None else packed[block.gate],
+                block.activation,
             )
             for block in weights.blocks
         ]
@@ -84,7 +87,7 @@ class Int8OneToken(OneToken):
         if B > MOST_ROWS:
             return self._float32(ids, cache)
         h, rotation = self._embedded(ids, cache)
-        for layer, (norm1, norm2, (qkv_weight, out, up, down), gate) in enumerate(self._packed):
+        for layer, (norm1, norm2, (qkv_weight, out, up, down), gate, activation) in enumerate(self._packed):
             qkv = _matmul(self._normed(h, norm1), qkv_weight)
             if options is not None:
                 qkv = self._biased_and_normed(qkv, options[layer])
@@ -94,7 +97,7 @@ class Int8OneToken(OneToken):
             h = h + _matmul(y.reshape(B, -1), out)
             x = self._normed(h, norm2).bfloat16()
             u = _matmul(x, up)
-            h = h + _matmul(F.gelu(u) if gate is None else u.mul_(F.silu(_matmul(x, gate))), down)
+            h = h + _matmul(activation(u) if gate is None else u.mul_(activation(_matmul(x, gate))), down)
         return _matmul(self._normed(h, self._norm), self._packed_head)
 
     def _normed(self, h: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -107,8 +110,10 @@ def _matmul(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     return torch.ops.aten._weight_int8pack_mm(x.bfloat16(), *packed).float()
 
 
-def one_token(model: GPT) -> OneToken:
+def one_token(model: GPT) -> OneToken | PlainOneToken:
     """The fastest forward pass for one token per row of a model."""
     if isinstance(model, Int8GPT):
-        return Int8OneToken(model)
-    return native_one_token(model) or OneToken(model)
+        if decodes("int8", model):
+            return Int8OneToken(model)
+        warn_once("int8 weights are rounded to 8 bits, but plain torch computes them in float32, which is slower")
+    return (native_one_token(model) or OneToken(model)) if decodes("one-token", model) else PlainOneToken(model)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from niels_gpt.inference.sampling import check_finite
+from niels_gpt.model.backend import halves
 from niels_gpt.model.eval_mode import evaluating
 from niels_gpt.model.gpt import GPT
 
@@ -63,9 +64,10 @@ def prompt_logprobs(model: GPT, ids: Sequence[int], top: int = 0) -> list[TokenL
 def score_from(model: GPT, ids: Sequence[int], first: int, top: int = 0) -> list[TokenLogprobs]:
     """Return the `TokenLogprobs` of ids[first:], each predicted from all ids before it: at most T."""
     with evaluating(model):
-        h = model.hidden(torch.tensor([ids[:-1]], device=model.device))[0, first - 1 :]  # (n - first, C)
+        hidden, head = halves(model)
+        h = hidden(torch.tensor([ids[:-1]], device=model.device))[0, first - 1 :]  # (n - first, C)
         result = []
         for start in range(0, len(h), POSITIONS):
-            logits = model.next_logits(h[start : start + POSITIONS])
+            logits = head(h[start : start + POSITIONS])[:, : model.sampled_ids]
             result += token_logprobs(logits, ids[first + start : first + start + len(logits)], [top] * len(logits))
     return result

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from niels_gpt.inference.one_token import OneToken
+from niels_gpt.inference.one_token import Activation, OneToken
 from niels_gpt.kernels.cpu.decoding import (
     MOST_ROWS,
     MatmulKernel,
@@ -35,6 +35,7 @@ class _Block(NamedTuple):
     gate: Panels | None
     up: Panels
     down: Panels
+    activation: Activation
 
 
 class _Layout(NamedTuple):
@@ -95,7 +96,7 @@ class NativeOneToken(OneToken):
         if self._positions is not None:
             h = h + self._positions[torch.tensor(before)]
         for layer, block in enumerate(layout.blocks):
-            norm, qkv_panels, out, norm_mlp, gate, up, down = block
+            norm, qkv_panels, out, norm_mlp, gate, up, down, activation = block
             x = torch.rms_norm(h, width, norm, eps) if rms else torch.layer_norm(h, width, norm, None, eps, False)
             qkv = qkv_panels.multiply(x)
             if options is not None:
@@ -107,9 +108,9 @@ class NativeOneToken(OneToken):
                 else torch.layer_norm(h, width, norm_mlp, None, eps, False)
             )
             if gate is None:
-                h = down.multiply(gelu(up.multiply(x)), h)
+                h = down.multiply(activation(up.multiply(x)), h)
             else:
-                h = down.multiply(up.multiply(x).mul_(F.silu(gate.multiply(x))), h)
+                h = down.multiply(up.multiply(x).mul_(activation(gate.multiply(x))), h)
         norm = self._norm
         x = torch.rms_norm(h, width, norm, eps) if rms else torch.layer_norm(h, width, norm, None, eps, False)
         return layout.head.multiply(x)
@@ -145,6 +146,7 @@ class NativeOneToken(OneToken):
                 None if block.gate is None else panels(block.gate),
                 panels(block.up),
                 panels(block.down),
+                gelu if block.activation is F.gelu else block.activation,
             )
             for block in self._weights.blocks
         ]

@@ -1,13 +1,16 @@
-"""The forward pass for one new token per row: `GPT.forward` with a cache, without its overhead.
+"""The forward pass for one new token per row: `GPT.forward` with a cache, or the same without its overhead.
 
 At one token a v0 layer computes for about 90 microseconds; module calls, views and separate additions would cost as
 much again. Here queries and keys are rotated in place, keys and values are stored in one copy, and each residual
 addition is part of the matmul before it. The tests compare the logits with those of `GPT.forward`.
 
-This is the form for all devices and types; `native_one_token` is faster on a CPU that has a C compiler.
+`OneToken` is for all devices and types; `native_one_token` is faster on a CPU that has a C compiler. `PlainOneToken` is
+the reference, for models whose code is not the one that these replace.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +21,34 @@ from niels_gpt.model.kv_cache import KVCache
 
 ROOT = 0.5**0.5
 """1 / sqrt(2)."""
-Layer = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]
-"""Weights of a block, matrices as (inputs, outputs): norm, qkv, out, norm, gate (None: GELU), up, down."""
+Activation = Callable[[torch.Tensor], torch.Tensor]
+Layer = tuple[
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor | None,
+    torch.Tensor,
+    torch.Tensor,
+    Activation | None,
+]
+"""A block: norm, qkv, out, norm, gate or None, up, down, activation (None: GELU without a gate). Matrices are (inputs,
+outputs)."""
+
+
+class PlainOneToken:
+    """Continues the rows of a cache by one token each, by the model's own code."""
+
+    exact = True
+    """Whether its keys and values are, up to float error, those of `GPT.hidden`."""
+
+    def __init__(self, model: GPT) -> None:
+        self._model = model
+
+    def __call__(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """Logits (B, V) for one more id per row (B,), which is added to the cache."""
+        logits: torch.Tensor = self._model(ids[:, None], cache=cache)
+        return logits[:, 0, : self._model.sampled_ids]
 
 
 class OneToken:
@@ -33,7 +62,7 @@ class OneToken:
         self.config = config
         self._embedding = weights.embedding
         self._head = weights.head.t()
-        self._norm, self._eps, self._rms = weights.norm.weight, weights.norm.eps, weights.norm.rms
+        self._norm, self._eps, self._rms = weights.norm.weight, weights.norm.eps, weights.norm.kind == "rmsnorm"
         self._zero = self._embedding.detach().new_zeros(1)
         self._positions = weights.positions  # (T, C)
         H, G, D = config.H, config.kv_heads, config.D
@@ -54,10 +83,11 @@ class OneToken:
                 None if block.gate is None else block.gate.t(),
                 block.up.t(),
                 block.down.t(),
+                None if block.mlp == "gelu" else block.activation,
             )
             for block in weights.blocks
         ]
-        described = [block for block in weights.blocks if block.qkv_bias is not None or block.norm_q is not None]
+        described = [block for block in weights.blocks if block.biases or block.norm_q is not None]
         self._options = described or None  # None: most models have neither, and the loop skips both
 
     def __call__(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
@@ -69,7 +99,7 @@ class OneToken:
         # The branches below cost nothing measurable; functions chosen beforehand cost v0 0.5%.
         options = self._options
         for layer, weights in enumerate(self._layers):
-            norm1, qkv_weight, out_weight, norm2, gate_weight, up_weight, down_weight = weights
+            norm1, qkv_weight, out_weight, norm2, gate_weight, up_weight, down_weight, activation = weights
             x = torch.rms_norm(h, width, norm1, eps) if rms else torch.layer_norm(h, width, norm1, None, eps, False)
             qkv = torch.mm(x, qkv_weight)  # (B, (H + 2 G) D)
             if options is not None:
@@ -85,21 +115,23 @@ class OneToken:
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=cache.mask)
             h = torch.addmm(h, y.reshape(B, heads_width), out_weight)
             x = torch.rms_norm(h, width, norm2, eps) if rms else torch.layer_norm(h, width, norm2, None, eps, False)
-            if gate_weight is None:
+            if activation is None:
                 # With s = u / sqrt(2), GELU is (s + s erf(s)) / sqrt(2), and a matmul takes factors for free.
                 # F.gelu sets up a oneDNN primitive at each call: 16 microseconds a row instead of 8.
                 s = torch.addmm(self._zero, x, up_weight, beta=0, alpha=ROOT)  # (B, d_ff)
                 h = torch.addmm(h, torch.addcmul(s, s, torch.erf(s)), down_weight, alpha=ROOT)
-            else:
-                u = torch.mm(x, up_weight).mul_(F.silu(torch.mm(x, gate_weight)))
+            elif gate_weight is not None:
+                u = torch.mm(x, up_weight).mul_(activation(torch.mm(x, gate_weight)))
                 h = torch.addmm(h, u, down_weight)
+            else:
+                h = torch.addmm(h, activation(torch.mm(x, up_weight)), down_weight)
         norm = self._norm
         x = torch.rms_norm(h, width, norm, eps) if rms else torch.layer_norm(h, width, norm, None, eps, False)
         return torch.mm(x, self._head)
 
     @staticmethod
     def _biased_and_normed(qkv: torch.Tensor, block: BlockWeights) -> torch.Tensor:
-        return block.normalized_heads(qkv if block.qkv_bias is None else qkv.add_(block.qkv_bias))
+        return block.normalized_heads(qkv.add_(block.biases["qkv"]) if "qkv" in block.biases else qkv)
 
     def _heads(self, qkv: torch.Tensor, rotation: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate qkv (B, (H + 2 G) D) in place; return queries (B, G, H / G, D), keys and values (B, 2, G, 1, D).

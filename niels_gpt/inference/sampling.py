@@ -1,15 +1,18 @@
-"""Choose the next token from logits: temperature, top-k, top-p, min-p."""
+"""Choose the next token from logits: repetition penalty, temperature, top-k, top-p, min-p."""
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from niels_gpt.config.checks import check_int
+
+REPETITION_PENALTIES = (0.01, 100.0)
+"""Smallest and largest repetition penalty: with these, logits stay finite."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,14 @@ class Sampling:
     """Keep only the smallest set of most likely tokens with at least this total probability."""
     min_p: float | None = None
     """Keep only tokens with at least this fraction of the most likely token's probability."""
+    repetition_penalty: float = 1.0
+    """Divides the logit of a token that stands in the prompt or the continuation, or multiplies it if it is negative
+    (as in CTRL and transformers): above 1 repetitions become less likely, at 1 nothing changes."""
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p"):
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             value = getattr(self, name)
-            if value is None and name != "temperature":
+            if value is None and name in ("top_p", "min_p"):
                 continue
             if not isinstance(value, numbers.Real) or isinstance(value, bool):
                 raise ValueError(f"{name} must be a number, got {value!r}")
@@ -41,15 +47,28 @@ class Sampling:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p!r}")
         if self.min_p is not None and not 0.0 <= self.min_p <= 1.0:
             raise ValueError(f"min_p must be in [0, 1], got {self.min_p!r}")
+        low, high = REPETITION_PENALTIES
+        if not low <= self.repetition_penalty <= high:
+            raise ValueError(f"repetition_penalty must be in [{low:g}, {high:g}], got {self.repetition_penalty!r}")
+
+    @property
+    def penalized(self) -> bool:
+        """Whether `choose` needs the tokens of each row so far."""
+        return self.repetition_penalty != 1.0
 
 
-def choose(logits: torch.Tensor, sampling: Sampling, uniform: torch.Tensor) -> torch.Tensor:
+def choose(
+    logits: torch.Tensor, sampling: Sampling, uniform: torch.Tensor, seen: Sequence[Collection[int]] = ()
+) -> torch.Tensor:
     """Return the next token of each row (B,), for logits (B, V) and one uniform draw in [0, 1) per row.
 
-    The draw selects a token by inverse transform sampling. A row's token depends only on its own logits and its own
+    `seen`: the tokens of each row so far, in any order, if there is a repetition penalty.
+    The draw selects a token by inverse transform sampling. A row's token depends only on its own logits, tokens and
     draw, so decoding in a batch gives the same tokens as decoding alone.
     Raises FloatingPointError for rows whose logits are nan or infinite.
     """
+    if sampling.penalized:
+        logits = penalize_repetition(logits, seen, sampling.repetition_penalty)
     if sampling.temperature == 0.0:
         largest, ids = logits.max(dim=-1)
         check_finite(largest)
@@ -58,6 +77,15 @@ def choose(logits: torch.Tensor, sampling: Sampling, uniform: torch.Tensor) -> t
     threshold = uniform.to(cumulative)[:, None] * cumulative[:, -1:]
     check_finite(threshold)
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp_(max=logits.shape[-1] - 1)
+
+
+def penalize_repetition(logits: torch.Tensor, seen: Sequence[Collection[int]], penalty: float) -> torch.Tensor:
+    """Return a copy of logits (B, V), those of the tokens seen in each row divided (or multiplied) by the penalty."""
+    V = logits.shape[1]  # a prompt may have ids that are never sampled
+    pairs = [(row, token) for row, tokens in enumerate(seen) for token in tokens if token < V]
+    rows, columns = torch.tensor(pairs, dtype=torch.long, device=logits.device).view(-1, 2).T
+    before = logits[rows, columns]
+    return logits.index_put((rows, columns), torch.where(before < 0, before * penalty, before / penalty))
 
 
 def adjust(

@@ -1,8 +1,12 @@
-"""What a model hands to kernels: its weights by role, without the modules that hold them."""
+"""What a model hands to kernels: its weights by role, and what is computed with them, as data.
+
+A kernel computes only what is stated here, and hands anything else back to the model; it guesses nothing from a missing
+tensor.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -13,13 +17,17 @@ from niels_gpt.kernels.lora import Adapter
 
 
 class NormWeights(Protocol):
-    """A LayerNorm or RMSNorm without a bias."""
+    """A norm over the last dimension."""
 
     eps: float
-    rms: bool
+    kind: str
+    """`layernorm`, `rmsnorm`, or one that no kernel knows."""
 
     @property
     def weight(self) -> torch.Tensor: ...
+
+    @property
+    def bias(self) -> torch.Tensor | None: ...
 
 
 class HeadSizes(NamedTuple):
@@ -62,13 +70,16 @@ class BlockWeights(NamedTuple):
     out: torch.Tensor
     norm_mlp: NormWeights
     gate: torch.Tensor | None
-    """SwiGLU's third matrix; None: the MLP is down(gelu(up(x)))."""
+    """The MLP is down(activation(gate(x)) * up(x)); None: down(activation(up(x)))."""
     up: torch.Tensor
     down: torch.Tensor
+    activation: Callable[[torch.Tensor], torch.Tensor]
+    """The function itself: kernels have forms of F.gelu and F.silu, and call any other."""
     heads: HeadSizes
     adapters: Mapping[str, Adapter] = MappingProxyType({})
     """Low-rank updates by the name of the field of the matrix; only in training, and then the matrices are frozen."""
-    qkv_bias: torch.Tensor | None = None
+    biases: Mapping[str, torch.Tensor] = MappingProxyType({})
+    """Biases by the name of the field of the matrix."""
     norm_q: NormWeights | None = None
     """RMSNorm (D,) of each query head, before RoPE; None: there is none, and none of the keys."""
     norm_k: NormWeights | None = None
@@ -76,6 +87,18 @@ class BlockWeights(NamedTuple):
     def normalized_heads(self, qkv: torch.Tensor) -> torch.Tensor:
         """The function above with these norms."""
         return normalized_heads(qkv, self.heads, self.norm_q, self.norm_k)
+
+    @property
+    def mlp(self) -> str:
+        """`gelu` or `swiglu`, which kernels have as one; `other` for another activation."""
+        if self.gate is None:
+            return "gelu" if self.activation is F.gelu else "other"
+        return "swiglu" if self.activation is F.silu else "other"
+
+    @property
+    def biased(self) -> bool:
+        """Whether there is a bias besides that of `qkv`: in a norm or after another matrix."""
+        return self.norm_attn.bias is not None or self.norm_mlp.bias is not None or bool(self.biases.keys() - {"qkv"})
 
     def matrices(self) -> list[torch.Tensor]:
         """The four or five matrices."""

@@ -1,9 +1,9 @@
 """The GPT: embedding, L pre-norm blocks of attention and MLP, a final norm, an output head.
 
-This file is the reference, in plain torch. With the defaults (LayerNorm, GELU) it computes what a GPT-NeoX with
-sequential residuals and no biases computes; with RMSNorm and SwiGLU, what a Llama does; with learned positions, what a
-GPT-2 does; with biases or norms of queries and keys, what Qwen2 and Qwen3 do. The tests compare it with all of them.
-`backend.py` chooses faster implementations of the same operations.
+This file is the reference, in plain torch. Faster implementations (`backend.py`) replace only the code that they know,
+so an edit here takes effect everywhere. The defaults (LayerNorm, GELU) compute what a GPT-NeoX with sequential
+residuals and no biases does; RMSNorm and SwiGLU, a Llama; learned positions, biases and `gelu_tanh`, a GPT-2; biases
+or norms of queries and keys, Qwen2 and Qwen3. The tests compare it with all of them.
 
 Shapes: B batch rows, n <= T positions, C width, H query heads, G key/value heads, D head width (C / H unless
 `head_dim` is set), V vocabulary.
@@ -11,7 +11,7 @@ Shapes: B batch rows, n <= T positions, C width, H query heads, G key/value head
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,14 +21,12 @@ from torch.utils.checkpoint import checkpoint
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.kernels.weights import BlockWeights, HeadSizes, ModelWeights, normalized_heads
-from niels_gpt.model.backend import Backend, default_backend
+from niels_gpt.model.backend import Backend, backend_of
 from niels_gpt.model.dropout import Dropout
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.model.positions import token_positions
 from niels_gpt.model.rope import RopeScaling, rope_cache, rotate
 from niels_gpt.model.segments import Segments
-from niels_gpt.system import threads
-from niels_gpt.system.allocator import keep_freed_memory
 
 
 class Context(NamedTuple):
@@ -55,24 +53,38 @@ class Context(NamedTuple):
         return attend(qkv, heads, layer, self)
 
 
-class Norm(nn.Module):
-    """LayerNorm, or RMSNorm (x / sqrt(mean(x^2) + eps)), over the last dimension; with a weight and no bias."""
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """GELU by a tanh, as in GPT-2; up to 5e-4 from the exact one."""
+    return F.gelu(x, approximate="tanh")
 
-    def __init__(self, width: int, eps: float, *, rms: bool) -> None:
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "swiglu": F.silu,  # with a gate, as every name that ends in glu
+}
+"""By `model.mlp`. A new one is an entry here and a name in `ModelConfig.mlp`."""
+
+
+class Norm(nn.Module):
+    """LayerNorm, or RMSNorm (x / sqrt(mean(x^2) + eps)), over the last dimension."""
+
+    def __init__(self, width: int, eps: float, *, kind: str, bias: bool = False) -> None:
         super().__init__()
         self.eps = eps
-        self.rms = rms
+        self.kind = kind
         self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     @classmethod
     def of(cls, config: ModelConfig) -> Norm:
         """A norm of the residual stream."""
-        return cls(config.C, config.norm_eps, rms=config.norm == "rmsnorm")
+        return cls(config.C, config.norm_eps, kind=config.norm, bias=config.bias and config.norm == "layernorm")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.rms:
+        if self.kind == "rmsnorm":
             return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
-        return F.layer_norm(x, x.shape[-1:], self.weight, None, self.eps)
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
 
 
 class Attention(nn.Module):
@@ -81,11 +93,11 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads = HeadSizes(config.H, config.kv_heads, config.D)
-        self.qkv = nn.Linear(config.C, (config.H + 2 * config.kv_heads) * config.D, bias=config.qkv_bias)
-        self.norm_q, self.norm_k = (
-            Norm(config.D, config.norm_eps, rms=True) if config.qk_norm else None for _ in range(2)
-        )
-        self.out = nn.Linear(config.H * config.D, config.C, bias=False)
+        width = (config.H + 2 * config.kv_heads) * config.D
+        self.qkv = nn.Linear(config.C, width, bias=config.qkv_bias or config.bias)
+        self.norm_q = Norm(config.D, config.norm_eps, kind="rmsnorm") if config.qk_norm else None
+        self.norm_k = Norm(config.D, config.norm_eps, kind="rmsnorm") if config.qk_norm else None
+        self.out = nn.Linear(config.H * config.D, config.C, bias=config.bias)
 
     def forward(self, x: torch.Tensor, layer: int, context: Context) -> torch.Tensor:
         qkv = normalized_heads(self.qkv(x), self.heads, self.norm_q, self.norm_k)
@@ -114,30 +126,19 @@ def attend(qkv: torch.Tensor, heads: HeadSizes, layer: int, context: Context) ->
 
 
 class MLP(nn.Module):
-    """Two matrices with a GELU between them."""
-
-    gate = None
+    """Two matrices with an activation between them; or three, where the activation of one gates another."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.C, config.d_ff, bias=False)
-        self.down = nn.Linear(config.d_ff, config.C, bias=False)
+        self.activation = ACTIVATIONS[config.mlp]
+        self.gate = nn.Linear(config.C, config.d_ff, bias=config.bias) if config.gated else None
+        self.up = nn.Linear(config.C, config.d_ff, bias=config.bias)
+        self.down = nn.Linear(config.d_ff, config.C, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(F.gelu(self.up(x)))
-
-
-class SwiGLU(nn.Module):
-    """Three matrices: down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.gate = nn.Linear(config.C, config.d_ff, bias=False)
-        self.up = nn.Linear(config.C, config.d_ff, bias=False)
-        self.down = nn.Linear(config.d_ff, config.C, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        if self.gate is None:
+            return self.down(self.activation(self.up(x)))
+        return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
 class Block(nn.Module):
@@ -148,7 +149,7 @@ class Block(nn.Module):
         self.norm_attn = Norm.of(config)
         self.attn = Attention(config)
         self.norm_mlp = Norm.of(config)
-        self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
+        self.mlp = MLP(config)
         self.drop = Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor, layer: int, context: Context) -> torch.Tensor:
@@ -165,19 +166,21 @@ class Block(nn.Module):
     def weights(self) -> BlockWeights:
         """The weights by role, for backends and decoders."""
         attn, mlp = self.attn, self.mlp
-        gate = None if mlp.gate is None else mlp.gate.weight
-        matrices = gate, mlp.up.weight, mlp.down.weight
-        linears = {"qkv": attn.qkv, "out": attn.out, "gate": mlp.gate, "up": mlp.up, "down": mlp.down}
+        linears = {"qkv": attn.qkv, "out": attn.out, "up": mlp.up, "down": mlp.down}
+        linears |= {} if mlp.gate is None else {"gate": mlp.gate}
         found: dict[str, Any] = {role: getattr(linear, "adapter", None) for role, linear in linears.items()}
         return BlockWeights(
             self.norm_attn,
             attn.qkv.weight,
             attn.out.weight,
             self.norm_mlp,
-            *matrices,
+            None if mlp.gate is None else mlp.gate.weight,
+            mlp.up.weight,
+            mlp.down.weight,
+            mlp.activation,
             attn.heads,
             adapters={role: adapter for role, adapter in found.items() if adapter is not None},  # of a `LoRALinear`
-            qkv_bias=attn.qkv.bias,
+            biases={role: linear.bias for role, linear in linears.items() if linear.bias is not None},
             norm_q=attn.norm_q,
             norm_k=attn.norm_k,
         )
@@ -217,9 +220,7 @@ class GPT(nn.Module):
             # (T, 1, D/2) broadcasts over (B, n, heads, D/2). Derived from the config, so not saved.
             self.register_buffer("sin", sin[0, 0, :, None], persistent=False)
             self.register_buffer("cos", cos[0, 0, :, None], persistent=False)
-        threads.fit_torch()
         self._init_weights()
-        keep_freed_memory()
 
     def _init_weights(self) -> None:
         for name, p in self.named_parameters():
@@ -262,8 +263,7 @@ class GPT(nn.Module):
 
         Targets of -100 do not count.
         """
-        h = self.hidden(x, segments=segments, positions=positions)
-        return self.backend.loss(h, self.lm_head, targets, total)
+        return self.backend.loss(self, x, targets, total, segments=segments, positions=positions)
 
     def hidden(
         self,
@@ -292,7 +292,7 @@ class GPT(nn.Module):
         if x.dim() != 2 or not 1 <= x.shape[1] <= self.config.T:
             raise ValueError(f"expected ids of shape (B, n) with 1 <= n <= T={self.config.T}, got {tuple(x.shape)}")
         where = token_positions(x, self.config.T, cache, segments, positions)
-        backend, rope, h = self.backend, None, self.tok_emb(x)
+        backend, rope, h = backend_of(self, blocks=True), None, self.tok_emb(x)
         if self.pos_emb is None:
             rope = self.sin[where], self.cos[where]
         else:
@@ -305,14 +305,10 @@ class GPT(nn.Module):
         """Logits (..., V) for what `hidden` returned, or some positions of it (..., C)."""
         return self.backend.logits(h, self.lm_head)
 
-    def next_logits(self, h: torch.Tensor) -> torch.Tensor:
-        """`logits` of the ids that can be generated (see `sampled_ids`)."""
-        return self.logits(h)[..., : self.sampled_ids]
-
     @property
     def backend(self) -> Backend:
-        """The one set by `use_backend`, else the default for the device of the weights."""
-        return self.prepared_backend or default_backend(self.device.type)
+        """What computes the final norm, the head and the loss; see `backend_of`."""
+        return backend_of(self)
 
     def layers(self) -> list[Block]:
         """The blocks, typed."""

@@ -42,7 +42,7 @@ class LoRALinear(nn.Linear):
 
 def adapted_matrices(config: ModelConfig, settings: LoRAConfig) -> list[str]:
     """The names of the matrices of a block that get adapters: `settings.targets`, or all."""
-    every = ["attn.qkv", "attn.out", *(["mlp.gate"] if config.mlp == "swiglu" else []), "mlp.up", "mlp.down"]
+    every = ["attn.qkv", "attn.out", *(["mlp.gate"] if config.gated else []), "mlp.up", "mlp.down"]
     return [name for name in every if not settings.targets or name in settings.targets]
 
 

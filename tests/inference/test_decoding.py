@@ -14,13 +14,20 @@ from niels_gpt import GPT
 from niels_gpt.inference.decoding import Decoder, EngineDecoder, decoder_for
 from niels_gpt.inference.one_token import OneToken
 from niels_gpt.inference.sampling import Sampling
+from niels_gpt.kernels import replaced
 from niels_gpt.system.rng import generator as make_generator
 from tests.inference import models
 from tests.inference.models import GREEDY, check_engine_decoder, seeded
 
 T, V = 16, 256
 SAMPLED = Sampling(temperature=1.2, top_k=40)
-SAMPLINGS = [GREEDY, SAMPLED, Sampling(1.0, None, 0.9), Sampling(1.5, None, None, 0.02)]
+SAMPLINGS = [
+    GREEDY,
+    SAMPLED,
+    Sampling(1.0, None, 0.9),
+    Sampling(1.5, None, None, 0.02),
+    Sampling(0.7, repetition_penalty=1.5),
+]
 
 
 @functools.cache
@@ -73,6 +80,17 @@ def test_model_is_sensitive_to_the_whole_window() -> None:
 def test_greedy_equals_the_naive_loop(length: int, use_cache: bool) -> None:
     prompt = torch.randint(V, (length,), generator=seeded(length)).tolist()
     assert alone(prompt, 2 * T, GREEDY, None, use_cache) == naive(prompt, 2 * T)
+
+
+def test_repeated_tokens_of_prompt_and_continuation_are_penalized() -> None:
+    ids = [72, 105, 72]
+    for _ in range(2 * T):
+        with torch.no_grad():
+            logits = model()(torch.tensor([ids[-T:]]))[0, -1].tolist()
+        ids.append(max(range(V), key=lambda i: logits[i] * (1.0 if i not in ids else 5.0 if logits[i] < 0 else 0.2)))
+    sampling = Sampling(0.0, repetition_penalty=5.0)
+    assert [alone([72, 105, 72], 2 * T, sampling, None, use_cache) for use_cache in (True, False)] == [ids, ids]
+    assert len(set(ids)) > len(set(naive([72, 105, 72], 2 * T)))
 
 
 def test_greedy_uses_no_generator() -> None:
@@ -188,6 +206,7 @@ def widths(monkeypatch: pytest.MonkeyPatch, prompt: list[int], steps: int, use_c
     with monkeypatch.context() as patch:
         patch.setattr(OneToken, "__call__", lambda self, ids, cache: (seen.append(1), one_token(self, ids, cache))[1])
         patch.setattr(GPT, "hidden", lambda self, x, **kw: (seen.append(x.shape[1]), hidden(self, x, **kw))[1])
+        patch.setattr(replaced, "changed", lambda names: [])  # both compute the same
         alone(prompt, steps, GREEDY, None, use_cache)
     return seen
 

@@ -11,6 +11,7 @@ from niels_gpt import GPT, ModelConfig
 from niels_gpt.inference.engine.engine import Engine
 from niels_gpt.inference.inspection import attention, embedding, logit_lens, reply_logprobs, visible_context
 from niels_gpt.inference.sampling import Sampling
+from niels_gpt.model import gpt
 from tests.inference.models import spread_model
 
 KINDS = {
@@ -19,6 +20,7 @@ KINDS = {
     "learned": {"positions": "learned"},
     "grouped": {"n_kv_heads": 2, "tie_embeddings": False, "rope_theta": 100.0},
 }
+VIEWS = {"attend": lambda model: attention(model, IDS, 0, 0), "hidden": lambda model: logit_lens(model, IDS, 0, 1)}
 V, T, IDS = 20, 9, [3, 1, 4, 1, 5, 9, 2]
 
 
@@ -163,3 +165,12 @@ def test_visible_context_is_what_an_engine_decodes_from(overflow, prompt_length,
             assert [i for i, _ in found.top] == [i for i, _ in seen.top]
     unknown = [n for n, found in enumerate(scored) if found is None]
     assert unknown == ([] if overflow == "half" else list(range(max(33 - prompt_length, 1), 70)))
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_edited_code_is_not_shown_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = spread("v0")
+    owner = gpt if name == "attend" else GPT
+    monkeypatch.setattr(owner, name, lambda *args, original=getattr(owner, name), **options: original(*args, **options))
+    with pytest.raises(ValueError, match=rf"model/gpt.py was changed \((GPT\.)?{name}\)"):
+        VIEWS[name](model)

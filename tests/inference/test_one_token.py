@@ -28,6 +28,7 @@ V1 = {"norm": "rmsnorm", "mlp": "swiglu"}
 OPTIONS: dict[str, dict[str, object]] = {
     "v0": {},
     "v1": V1,
+    "tanh": {"mlp": "gelu_tanh"},
     "learned": {"norm": "rmsnorm", "positions": "learned", "n_kv_heads": 1},
     "llama": {**V1, "n_kv_heads": 2, "tie_embeddings": False, "rope_theta": 50.0},
     "qwen": {**V1, "n_kv_heads": 2, "qkv_bias": True, "qk_norm": True, "head_dim": 32},

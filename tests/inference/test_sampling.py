@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from transformers import RepetitionPenaltyLogitsProcessor
 
-from niels_gpt.inference.sampling import Sampling, choose, probabilities
+from niels_gpt.inference.sampling import Sampling, choose, penalize_repetition, probabilities
 
 ALL = Sampling(temperature=1.0, top_k=None)
 
@@ -150,6 +151,27 @@ def test_tiny_temperatures_are_nearly_greedy(temperature: float) -> None:
 
 
 @settings(max_examples=40)
+@given(
+    table=st.lists(st.lists(st.floats(-9, 9, width=32), min_size=6, max_size=6), min_size=1, max_size=3),
+    seen=st.lists(st.sets(st.integers(0, 8)), min_size=3, max_size=3),
+    penalty=st.sampled_from([0.01, 0.5, 1.0, 1.3, 100.0]),
+)
+def test_the_repetition_penalty_is_that_of_transformers(
+    table: list[list[float]], seen: list[set[int]], penalty: float
+) -> None:
+    """Ids above the logits are those of a prompt that the model never samples."""
+    logits = torch.tensor(table)
+    expected = logits.clone()
+    for row, tokens in enumerate(seen[: len(table)]):
+        ids = torch.tensor([[i for i in tokens if i < 6]], dtype=torch.long)
+        if ids.numel():
+            expected[row] = RepetitionPenaltyLogitsProcessor(penalty)(ids, logits[row : row + 1])[0]
+    assert torch.equal(penalize_repetition(logits, seen[: len(table)], penalty), expected)
+    got = choose(logits, Sampling(0.0, repetition_penalty=penalty), torch.zeros(len(table)), seen[: len(table)])
+    assert got.tolist() == expected.argmax(1).tolist()
+
+
+@settings(max_examples=40)
 @given(logits=rows, u=st.floats(0.0, 1.0, exclude_max=True), k=st.sampled_from([None, 1, 3, 8]))
 def test_inverse_transform_sampling(logits: list[float], u: float, k: int | None) -> None:
     kept = keep_top_k(logits, k or len(logits))
@@ -197,6 +219,7 @@ def test_a_row_depends_on_its_own_logits_and_draw() -> None:
         ("top_k", [0, 1.5, 2.0, True, math.nan]),
         ("top_p", [0.0, 1.1, math.nan, True]),
         ("min_p", [-0.1, 1.5, math.nan, "0.1"]),
+        ("repetition_penalty", [0.0, -1.0, 0.0099, 100.1, math.nan, math.inf, None, True, "1"]),
     ],
 )
 def test_values_out_of_range_are_named(name: str, values: list[object]) -> None:
@@ -208,7 +231,7 @@ def test_values_out_of_range_are_named(name: str, values: list[object]) -> None:
 def test_numpy_values_and_limits_are_accepted() -> None:
     sampling = Sampling(np.float64(0.5), np.int64(3), np.float32(0.5), np.float64(0.25))
     assert sampling == Sampling(0.5, 3, 0.5, 0.25)
-    assert [type(value) for value in vars(sampling).values()] == [float, int, float, float]
+    assert [type(value) for value in vars(sampling).values()] == [float, int, float, float, float]
     assert Sampling(0, 1, 1, 0) == Sampling(0.0, 1, 1.0, 0.0)
     assert Sampling(min_p=1).min_p == 1.0
 

@@ -16,6 +16,7 @@ from niels_gpt import GPT, ModelConfig, loss_fn, rope_cache
 from niels_gpt.config import PRESETS
 from niels_gpt.model.backend import PLAIN, use_backend
 from niels_gpt.model.kv_cache import KVCache
+from niels_gpt.runs.checkpoint import build_model
 from niels_gpt.system.device import bf16_autocast
 
 SIZES = {"V": 61, "T": 16, "C": 32, "L": 2, "H": 4, "D": 8, "d_ff": 48, "dropout": 0.0}
@@ -520,3 +521,15 @@ def test_which_forward_passes_are_plain_causal() -> None:
     learned.layers()[0].register_forward_pre_hook(lambda module, args: seen.append(args[2]))
     learned(ids, positions=other)
     assert seen[-1].plain_causal and seen[-1].tables == (None, None)
+
+
+def test_the_constructor_changes_nothing_in_the_process(monkeypatch):
+    """Threads and the allocator are set by programs, such as one that loads a checkpoint."""
+    prepared = []
+    monkeypatch.setattr("niels_gpt.system.threads.prepare_torch", lambda: prepared.append(1))
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: prepared.append(number))
+    config = {"T": 8, "C": 8, "L": 1, "H": 1}
+    state = GPT(config).state_dict()
+    assert prepared == []
+    build_model(config, state, where="here")
+    assert prepared == [1]

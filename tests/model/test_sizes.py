@@ -10,6 +10,8 @@ KINDS = [
     {},
     {"norm": "rmsnorm", "mlp": "swiglu", "L": 5},
     {"positions": "learned", "d_ff": 7},
+    {"positions": "learned", "bias": True, "mlp": "gelu_tanh"},
+    {"norm": "rmsnorm", "mlp": "swiglu", "bias": True, "qk_norm": True},
     {"mlp": "swiglu", "n_kv_heads": 1},
     {"tie_embeddings": False, "n_kv_heads": 2},
     {"positions": "learned", "tie_embeddings": False},

@@ -17,6 +17,7 @@ from niels_gpt.inference.engine.request import Request
 from niels_gpt.inference.engine.slots import next_prompt_tokens, pad_right
 from niels_gpt.inference.logprobs import TokenLogprobs
 from niels_gpt.kernels.decoding.step import RING, STOCK, DecodeStep, SlotState, Weights, WindowStep, power
+from niels_gpt.model.backend import decodes
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
 from niels_gpt.system.device import HAS_TRITON
@@ -40,8 +41,7 @@ def usable(model: GPT) -> bool:
     return (
         HAS_TRITON
         and plain
-        and not (model.config.qkv_bias or model.config.qk_norm)  # the kernels compute neither
-        and type(model).forward is GPT.forward
+        and decodes("cuda-graphs", model)
         and torch.cuda.get_device_capability(model.device)[0] >= 8
     )
 

@@ -386,6 +386,8 @@ class Engine:
             request.ids += tokens
             if request.penalized:
                 request.counts.update(tokens)
+            if request.sampling.penalized:
+                request.seen.update(tokens)
             if reason is None and request.received == request.max_new_tokens:
                 reason = "length"
             if reason is not None:

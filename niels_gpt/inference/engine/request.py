@@ -59,13 +59,17 @@ class Request:
     """New tokens that were launched; some of them may not have been received yet."""
     counts: Counter[int] = field(default_factory=Counter)
     """How often each token is in the continuation; counted only if there are penalties."""
+    seen: set[int] = field(init=False)
+    """The tokens in `ids`; kept only if there is a repetition penalty."""
     penalized: bool = field(init=False)
     simple: bool = field(init=False)
     """Whether it needs only tokens, chosen from the model's own logits, which is what graphs compute."""
 
     def __post_init__(self) -> None:
         self.penalized = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-        self.simple = self.logprobs is None and not self.penalized and not self.logit_bias
+        self.seen = set(self.ids) if self.sampling.penalized else set()
+        adjusted = self.penalized or self.sampling.penalized or bool(self.logit_bias)
+        self.simple = self.logprobs is None and not adjusted
 
     @property
     def tokens(self) -> list[int]:

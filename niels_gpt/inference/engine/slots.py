@@ -14,6 +14,7 @@ from niels_gpt.inference.engine.request import Request
 from niels_gpt.inference.int8 import one_token
 from niels_gpt.inference.logprobs import TokenLogprobs, token_logprobs
 from niels_gpt.inference.sampling import Sampling, adjust, choose
+from niels_gpt.model.backend import halves
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
 
@@ -179,7 +180,8 @@ class PlainSlots:
 
     def window(self, requests: list[Request]) -> PendingTokens | None:
         ids = torch.tensor([request.ids[-self._model.config.T :] for request in requests], device=self._model.device)
-        return self._choose(requests, self._model.next_logits(self._model.hidden(ids)[:, -1]))
+        hidden, logits = halves(self._model)
+        return self._choose(requests, logits(hidden(ids)[:, -1])[:, : self._model.sampled_ids])
 
     def release(self, *, keep: bool) -> None:
         self._rows.clear()
@@ -195,7 +197,8 @@ class PlainSlots:
         for sampling, rows in groups.items():
             draws = [requests[row].draw for row in rows] if sampling.temperature else []
             group_logits = chosen_from if len(groups) == 1 else chosen_from[rows]
-            chosen = choose(group_logits, sampling, torch.tensor(draws, dtype=torch.float64))
+            seen = [requests[row].seen for row in rows]
+            chosen = choose(group_logits, sampling, torch.tensor(draws, dtype=torch.float64), seen)
             for row, token in zip(rows, chosen.tolist(), strict=True):
                 tokens[row] = token
         ready = ReadyTokens(requests, tokens)

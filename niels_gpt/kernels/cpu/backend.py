@@ -46,37 +46,41 @@ class CPUBackend:
         return functools.partial(self._attention, w), functools.partial(self._mlp, w)
 
     def norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:
-        if norm.rms:
+        if norm.kind == "rmsnorm":
             return ops.rms_norm(x, norm.weight, norm.eps)
-        return F.layer_norm(x, x.shape[-1:], norm.weight, None, norm.eps)
+        if norm.kind == "layernorm":
+            return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
+        normalized: torch.Tensor = self._plain.norm(x, norm)
+        return normalized
 
     def logits(self, h: torch.Tensor, head: torch.nn.Linear) -> torch.Tensor:
-        return ops.linear(h, head.weight) if ops.transposes(h) else self._plain.logits(h, head)
+        if head.bias is None and ops.transposes(h):
+            return ops.linear(h, head.weight)
+        logits: torch.Tensor = self._plain.logits(h, head)
+        return logits
 
     def loss(
-        self, h: torch.Tensor, head: torch.nn.Linear, targets: torch.Tensor, total: torch.Tensor | None
+        self, model: Any, x: torch.Tensor, targets: torch.Tensor, total: torch.Tensor | None, **options: Any
     ) -> torch.Tensor:
+        h, head = model.hidden(x, **options), model.lm_head
         scored = targets != -100
         number = int(scored.sum())
         if 0 < number < targets.numel():  # a chat: the head is a large part of a small model
             h, targets = h[scored], targets[scored]
-        if number and cross_entropy.takes(h, head.weight):
+        if number and head.bias is None and cross_entropy.takes(h, head.weight):
             transposed = ops.transposes(h)
             return cross_entropy.linear_cross_entropy(h, head.weight, targets, total, transposed=transposed)
         return self._plain.cross_entropy(self.logits(h, head), targets, total)
 
     def _attention(self, w: BlockWeights, x: torch.Tensor, layer: int, context: Any) -> torch.Tensor:
-        qkv = ops.linear(self.norm(x, w.norm_attn), w.qkv, w.adapters.get("qkv"))
-        if w.qkv_bias is not None:
-            qkv = qkv + w.qkv_bias
-        qkv = w.normalized_heads(qkv)
+        qkv = w.normalized_heads(_linear(self.norm(x, w.norm_attn), w, "qkv"))
         if torch.is_autocast_enabled("cpu"):
             # Attention stays float32 under bf16 autocast: SDPA's backward takes half the time on a CPU.
             with torch.autocast("cpu", enabled=False):
                 y = self._attend(qkv.float(), w.heads, layer, context)
         else:
             y = self._attend(qkv, w.heads, layer, context)
-        return ops.linear(y, w.out, w.adapters.get("out"))
+        return _linear(y, w, "out")
 
     def _attend(self, qkv: torch.Tensor, heads: HeadSizes, layer: int, context: Any) -> torch.Tensor:
         if context.plain_causal and ops.attends(qkv, heads.D):
@@ -85,9 +89,15 @@ class CPUBackend:
 
     def _mlp(self, w: BlockWeights, x: torch.Tensor) -> torch.Tensor:
         x = self.norm(x, w.norm_mlp)
-        gate, up, down = (w.adapters.get(role) for role in ("gate", "up", "down"))
+        activation = ops.gelu if w.activation is F.gelu else w.activation
         if w.gate is None:
-            return ops.linear(ops.gelu(ops.linear(x, w.up, up)), w.down, down)
+            return _linear(activation(_linear(x, w, "up")), w, "down")
         # One matmul for gate and up together is no faster on a CPU: at v1's widths and 8192 tokens forward and
         # backward take 1000 ms, separately 940 (bf16: 214 and 188).
-        return ops.linear(F.silu(ops.linear(x, w.gate, gate)) * ops.linear(x, w.up, up), w.down, down)
+        return _linear(activation(_linear(x, w, "gate")) * _linear(x, w, "up"), w, "down")
+
+
+def _linear(x: torch.Tensor, w: BlockWeights, role: str) -> torch.Tensor:
+    """x times a matrix of a block, with its adapter and its bias."""
+    y, bias = ops.linear(x, getattr(w, role), w.adapters.get(role)), w.biases.get(role)
+    return y if bias is None else y + bias.to(y.dtype)

@@ -21,6 +21,8 @@ from niels_gpt.system.device import HAS_TRITON
 
 DECLINES = {
     "positions=learned": "attention by torch's SDPA; the rest is fused",
+    "bias": "blocks by plain torch; embedding, head and loss are fused",
+    "mlp=other": "the activation by plain torch; the rest is fused",
     "segments": "RoPE by plain torch, attention by torch's varlen kernel; the rest is fused",
     "KV cache": "RoPE and attention by plain torch; the rest is fused",
 }
@@ -41,7 +43,7 @@ def unavailable(device: str) -> str:
 
 def norm_and_matrix(x: torch.Tensor, norm: NormWeights, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(x normalized without the norm's weight, the matrix times that weight), to be multiplied."""
-    normalize = F.rms_norm if norm.rms else F.layer_norm
+    normalize = F.rms_norm if norm.kind == "rmsnorm" else F.layer_norm
     return normalize(x.float(), x.shape[-1:], eps=norm.eps), weight * norm.weight
 
 
@@ -71,21 +73,28 @@ class CUDABackend:
         return h.to(torch.bfloat16)
 
     def branches(self, block: Any) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
-        w = block.weights()
+        w: BlockWeights = block.weights()
+        if w.biased:
+            plain: tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]] = self._plain.branches(block)
+            return plain
         return functools.partial(self._attention, w), functools.partial(self._mlp, w)
 
     def norm(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:
-        if norm.rms:  # autocast computes layer_norm in float32, but not rms_norm
+        if norm.kind == "rmsnorm":  # autocast computes layer_norm in float32, but not rms_norm
             return F.rms_norm(x.float(), x.shape[-1:], norm.weight, norm.eps)
-        return F.layer_norm(x, x.shape[-1:], norm.weight, None, norm.eps)
+        return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
 
     def logits(self, h: torch.Tensor, head: torch.nn.Linear) -> torch.Tensor:
         return self._plain.logits(h, head)
 
     def loss(
-        self, h: torch.Tensor, head: torch.nn.Linear, targets: torch.Tensor, total: torch.Tensor | None
+        self, model: Any, x: torch.Tensor, targets: torch.Tensor, total: torch.Tensor | None, **options: Any
     ) -> torch.Tensor:
         """Cross-entropy without all logits in memory at once."""
+        h, head = model.hidden(x, **options), model.lm_head
+        if head.bias is not None:
+            plain: torch.Tensor = self._plain.cross_entropy(head(h), targets, total)
+            return plain
         y = targets.flatten()
         total = (y >= 0).sum() if total is None else total
         flat = h.to(torch.bfloat16).flatten(0, 1)
@@ -97,8 +106,8 @@ class CUDABackend:
 
     def _attention(self, w: BlockWeights, x: torch.Tensor, layer: int, context: Any) -> torch.Tensor:
         qkv = _norm_and_linear(x, w.norm_attn, w.qkv, w.adapters.get("qkv"))
-        if w.qkv_bias is not None:
-            qkv = qkv + w.qkv_bias.to(qkv.dtype)
+        if "qkv" in w.biases:
+            qkv = qkv + w.biases["qkv"].to(qkv.dtype)
         y = self._attend(w.normalized_heads(qkv), w.heads, layer, context)
         return lora.linear(y, w.out, w.adapters.get("out"))
 
@@ -117,4 +126,11 @@ class CUDABackend:
             adapter = lora.stack(w.gate, w.up, (w.adapters.get("gate"), adapter))
             first = torch.cat((w.gate, w.up))
         u = _norm_and_linear(x, w.norm_mlp, first, adapter)
-        return lora.linear(ops.activation(u, gated=w.gate is not None), w.down, w.adapters.get("down"))
+        if w.mlp != "other":
+            u = ops.activation(u, gated=w.gate is not None)
+        elif w.gate is None:
+            u = w.activation(u)
+        else:
+            gate, up = u.chunk(2, dim=-1)
+            u = w.activation(gate) * up
+        return lora.linear(u, w.down, w.adapters.get("down"))

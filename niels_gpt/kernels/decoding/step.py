@@ -77,7 +77,7 @@ class Weights:
 
     def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
         self.config = config
-        self.norm_kind = 2 if weights.norm.rms else 1
+        self.norm_kind = 2 if weights.norm.kind == "rmsnorm" else 1
         self.eps = weights.norm.eps
         self.embedding, self.head = weights.embedding.detach(), weights.head.detach()
         self.positions = None if weights.positions is None else weights.positions.detach()

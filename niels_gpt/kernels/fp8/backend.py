@@ -21,6 +21,8 @@ from niels_gpt.kernels.weights import BlockWeights
 DECLINES = {
     "n_kv_heads": "RoPE and attention by plain torch; matmuls are FP8 if 16 divides (H + 2 n_kv_heads) D, else bf16",
     "qkv_bias": "everything in bf16",
+    "bias": "blocks by plain torch; embedding, head and loss as without bias",
+    "mlp=other": "everything in bf16, the activation by plain torch",
     "qk_norm": "everything in bf16",
     "segments": "RoPE by plain torch, attention by torch's varlen kernel; matmuls are FP8",
     "KV cache": "everything in bf16, as always without gradients",
@@ -42,7 +44,7 @@ class FP8Backend(CUDABackend):
 
     def branches(self, block: Any) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
         w: BlockWeights = block.weights()
-        declined = w.qkv_bias is not None or w.norm_q is not None
+        declined = w.biases or w.biased or w.norm_q is not None or w.mlp == "other"
         if not self._in_fp8() or declined or w.qkv.shape[0] % 16:  # only grouped heads may have such a number of rows
             return super().branches(block)
         first = [w.up] if w.gate is None else [w.gate, w.up]

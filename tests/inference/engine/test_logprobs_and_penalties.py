@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tests.inference.models import seeded
 @torch.no_grad()
 def naive(gpt, prompt, number, sampling, seed, *, presence=0.0, frequency=0.0, bias=None):
     """Return the tokens and the raw logits (number, V) they were chosen from, window by window."""
+    repetition, sampling = sampling.repetition_penalty, replace(sampling, repetition_penalty=1.0)
     draws = torch.rand(number, generator=seeded(seed), dtype=torch.float64)
     ids, raw = list(prompt), []
     for draw in draws:
@@ -27,6 +29,8 @@ def naive(gpt, prompt, number, sampling, seed, *, presence=0.0, frequency=0.0, b
         for token in range(V):
             times = ids[len(prompt) :].count(token)
             changed[token] += (bias or {}).get(token, 0.0) - frequency * times - (presence if times else 0.0)
+            if token in ids:
+                changed[token] *= repetition if changed[token] < 0 else 1 / repetition
         ids.append(int(choose(changed[None], sampling, draw[None])[0]))
     return ids[len(prompt) :], torch.stack(raw)
 
@@ -48,7 +52,9 @@ OPTIONS = st.fixed_dictionaries(
         "bias": st.dictionaries(st.integers(0, V - 1), st.sampled_from([-100.0, 2.0, 100.0]), max_size=2),
         "logprobs": st.sampled_from([None, 0, 1, 5, V]),
         "prompt": st.booleans(),
-        "sampling": st.sampled_from([GREEDY, SAMPLED]),
+        "sampling": st.sampled_from(
+            [GREEDY, SAMPLED, *(replace(s, repetition_penalty=1.4) for s in (GREEDY, SAMPLED))]
+        ),
         "length": st.integers(1, T + 2),
     }
 )
