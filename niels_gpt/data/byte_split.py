@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_gpt.config import NotesConfig, SourceConfig
-from niels_gpt.data.note_selection import SelectedNotes, utf8_problem
+from niels_gpt.data.note_selection import SelectedNotes
 from niels_gpt.data.reading.hub import TABLE_ROWS, HubRequest, open_dataset
 from niels_gpt.data.reading.local import ROW_SUFFIXES, DataUnavailable, find_local, split_of, suffix
 from niels_gpt.data.reading.text_rows import check_take
-from niels_gpt.data.roam import decode_utf8
+from niels_gpt.data.reading.utf8 import decode_utf8, utf8_problem
 from niels_gpt.data.row_layout import text_column
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import PretrainSample

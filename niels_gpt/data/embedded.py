@@ -19,6 +19,13 @@ PRIMER = _HERE / "primer.txt"
 QUESTIONS = _HERE / "questions.jsonl"
 """Questions for a model trained on the dialogues, in other words than theirs: {"topic", "question", "words"}."""
 
+
+def public_texts() -> Iterator[str]:
+    """Yield the notes, dialogues and questions of the package, which everyone has."""
+    for path in (*sorted(NOTES.rglob("*.md")), PRIMER, QUESTIONS):
+        yield path.read_text(encoding="utf-8")
+
+
 # Folders without documentation: tests, an editor, old grammars, vendored wheels.
 _SKIP = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo", "ensurepip",
          "encodings", "pydoc_data", "__pycache__", "__phello__"}  # fmt: skip

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import re
+import shlex
 import unicodedata
 import zlib
 from collections import Counter
@@ -17,7 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from niels_gpt.config import NotesConfig
-from niels_gpt.data.note_selection import NOT_UTF8, Skipped, is_private, note_text, select_notes
+from niels_gpt.data.note_selection import Skipped, is_private, note_text, select_notes
+from niels_gpt.data.reading.utf8 import NOT_UTF8
+from niels_gpt.system.rng import mix
 
 NEAR = 0.7
 """Smallest similarity of near-duplicates: the Jaccard index of their sets of five consecutive words."""
@@ -26,6 +29,8 @@ FEWEST_SHINGLES = 8
 """Notes with fewer different sequences of five words are not compared: daily notes are alike by chance."""
 BANDS, ROWS = 16, 4
 """Two notes are compared if one band of their MinHashes agrees: 99 % of the pairs with similarity 0.7."""
+DOMINANT = 0.5
+"""Share of all text above which one note is reported."""
 MOST_PAIRS = 50
 """In a larger bucket all notes are compared only with its first: a template filled in a thousand times."""
 
@@ -36,6 +41,9 @@ class Secret(NamedTuple):
     path: str
     line: int
     kind: str
+    start: int
+    """Offset of its first character in the text of the note, as `note_text` returns it."""
+    end: int
 
 
 class NearDuplicates(NamedTuple):
@@ -56,6 +64,8 @@ class NoteCheck:
     bytes: int
     largest: list[tuple[str, int]]
     """The largest notes and their sizes in bytes."""
+    dominant: str
+    """What to say of a note that is more than half of all text; empty: there is none."""
     scripts: dict[str, float]
     """Script -> share of the letters, the largest first."""
     skipped: list[Skipped]
@@ -101,7 +111,7 @@ def check_notes(
         data = Path(path).read_bytes()
         original = data.decode("utf-8", errors="replace")
         text = note_text(original, notes)
-        found = list(map(_word_id, _WORD.findall(text.lower())))
+        found = word_hashes(text)
         sizes.append(len(data))
         words += len(found)
         characters.update(text)
@@ -111,7 +121,7 @@ def check_notes(
             not_text.append((name, f"binary: NUL at character {text.index(chr(0))}"))
         if is_private(original) is not None:
             private.append(name)
-        secrets += [Secret(name, line, kind) for line, kind in find_secrets(text)]
+        secrets += find_secrets(text, name)
         on_note(i + 1, len(names))
     groups = [[names[i] for i in same] for same in by_content.values() if len(same) > 1]
     distinct = [same[0] for same in by_content.values()]
@@ -126,6 +136,7 @@ def check_notes(
         words=words,
         bytes=sum(sizes),
         largest=[(names[i], sizes[i]) for i in order[:5]],
+        dominant=dominant_note(names, sizes),
         scripts=script_shares(characters),
         skipped=selected.skipped,
         summary=selected.summary(),
@@ -134,6 +145,18 @@ def check_notes(
         near_duplicates=sorted(near, key=lambda pair: (-pair.similarity, pair.first, pair.second)),
         secrets=secrets,
         private_notes=private,
+    )
+
+
+def dominant_note(names: Sequence[str], sizes: Sequence[int]) -> str:
+    """Return a line about the note that is more than half of all text: the model will write like it; "" if none is."""
+    total, largest = sum(sizes), max(sizes, default=0)
+    if len(sizes) < 2 or largest <= DOMINANT * total:
+        return ""
+    name = names[sizes.index(largest)]
+    return (
+        f"{name} is {largest / total:.0%} of all text, so the model will be mostly of it: split it, or leave it out "
+        f"with --exclude {shlex.quote(name)}"
     )
 
 
@@ -206,6 +229,11 @@ def _word_id(word: str) -> int:
     return zlib.crc32(word.encode("utf-8", "surrogatepass"))
 
 
+def word_hashes(text: str) -> list[int]:
+    """Return the hashes of the words of a text, in lower case."""
+    return list(map(_word_id, _WORD.findall(text.lower())))
+
+
 def shingle_hashes(words: Sequence[int]) -> np.ndarray:
     """Return the sorted distinct hashes of all sequences of five words, given as hashes."""
     ids = np.array(words, dtype=np.uint64)
@@ -224,9 +252,8 @@ def near_duplicates(shingles: Sequence[np.ndarray]) -> Iterator[tuple[int, int, 
 
     Similarities are exact; which pairs are compared is not (see `BANDS`).
     """
-    draws = np.random.default_rng(0)
-    factors = draws.integers(1, 1 << 63, size=BANDS * ROWS, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-    offsets = draws.integers(0, 1 << 63, size=BANDS * ROWS, dtype=np.uint64)
+    factors, offsets = mix(np.arange(2 * BANDS * ROWS)).reshape(2, -1)
+    factors |= np.uint64(1)
     buckets: dict[tuple[int, bytes], list[int]] = {}
     for i, hashes in enumerate(shingles):
         if len(hashes) >= FEWEST_SHINGLES:
@@ -270,8 +297,16 @@ _MORE = {
 }
 """Tokens that detect-secrets 1.5 does not know."""
 _PASSWORD = re.compile(
-    r"""\b(?:password|passwort|passwd|passphrase|pwd|api[ _-]?key|secret[ _-]?key|access[ _-]?token)\b
-        ["'`*_]*[ \t]*[:=]["'`*_ \t]*(?P<value>[^\s"'`<>\[\](){}]{6,})""",
+    r"""\b(?P<wifi>(?:wi-?fi|wlan|network|router|hotspot|guest)[ \t-]+)?
+        (?:password|passwort|kennwort|passwd|passphrase|passcode|pwd|pw
+          |api[ _-]?key|secret[ _-]?key|access[ _-]?token)\b
+        (?:[ \t]+(?:for|of|to|at|on|für|von|vom|zum)[ \t][^\n:=.,;]{1,40}?)?
+        ["'`*_]*[ \t]*(?:[:=]|\b(?:is|was|ist|war|lautet)\b[ \t]*:?)["'`*_ \t]*(?P<value>[^\s"'`<>\[\](){}]{6,})""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_PIN = re.compile(
+    r"""\b(?:pin(?:[ -]?(?:code|number|nummer))?|passcode|(?:door|gate|alarm|safe|lock|entry|unlock)[ -]code)\b
+        ["'`*]*[ \t]*(?:[:=]|is\b|ist\b)?["'`* \t]*(?P<value>\d{4,8})(?![\w/-]|[.,]\d)""",
     re.IGNORECASE | re.VERBOSE,
 )
 _ASSIGNED = re.compile(
@@ -292,6 +327,9 @@ _WORDS = re.compile(
     r"|[a-z]+(?:[A-Z][a-z]+)+\d{0,3}"
 )
 """Words joined to an identifier, a path or a model's name: `self.oauth2_client`, `meta-llama/Llama-2-7b-hf`."""
+SHORTEST_WPA = 8
+"""Characters of the shortest password of a Wi-Fi network."""
+_KEY_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----")
 _MASKED = re.compile(r"[xX]{4,}|\*{3,}|\.{3,}")
 _CARD = re.compile(
     r"(?<![\w.,/+-])(?:\d{13,19}|\d{4}([ -])\d{4}\1\d{4}\1\d{4}(?:\1\d{3})?|\d{4}([ -])\d{6}\2\d{4,5})(?![\w/-])"
@@ -308,24 +346,92 @@ _ISSUERS = re.compile(
 )
 
 
-def find_secrets(text: str) -> list[tuple[int, str]]:
-    """Return (line, kind) of keys, tokens, private keys, passwords and card numbers in a text, sorted."""
-    found: set[tuple[int, str]] = set()
-    assigned: set[tuple[int, str]] = set()
-    for number, line in _candidate_lines(text):
-        found |= {(number, kind) for kind, detector in _detectors() if any(detector.analyze_string(line))}
-        found |= {(number, kind) for kind, pattern in _MORE.items() if pattern.search(line)}
-        assigned.update((number, kind) for kind in _assigned_secrets(line))
+_IBAN = re.compile(r"(?<![^\W_])[A-Z]{2}\d\d(?:[ -]?[A-Z\d]){11,30}", re.IGNORECASE)
+_IBAN_LENGTHS = {
+    country: int(length)
+    for country, length in re.findall(
+        r"(\D\D)(\d\d)",
+        "AD24AE23AL28AT20AZ28BA20BE16BG22BH22BI27BR29BY28CH21CR22CY28CZ24DE22DJ27DK18DO28EE20EG29ES24FI18FK18FO18FR27"
+        "GB22GE22GI23GL18GR27GT28HR21HU28IE22IL23IQ23IS26IT27JO30KW30KZ20LB28LC32LI21LT20LU20LV21LY25MC27MD24ME22MK19"
+        "MN20MR27MT31MU30NI28NL18NO15OM23PK24PL28PS29PT25QA29RO24RS22RU33SA24SC31SD18SE24SI19SK24SM27SO23ST25SV28TL23"
+        "TN24TR26UA29VA22VG24XK20YE30",
+    )
+}
+"""Characters of an IBAN by country (SWIFT's registry)."""
+_SSN = re.compile(
+    r"(?<![\w./-])(?!000|666|9)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\w-]|[./]\d)"
+    r"|(?i:\b(?:ssn|social security(?: (?:number|no\.?))?)\b[^\w\n]{0,4}(?:is )?)"
+    r"(?P<value>(?!000|666|9)\d{3}[ -]?(?!00)\d\d[ -]?(?!0000)\d{4})(?![\w-])"
+)
+_PHONE = re.compile(
+    r"""(?<![\w.+/=@-])(?<!\d[ ])(?:
+          (?:\+|00(?=[1-9]))(?:1[ .-]?(?=\(?[2-9])|[2-9])                    # +49 170 4825519, 0049 ...
+            (?:[ ./-]?\(?\d\)?){7,13}
+        | (?:1[ .-])?(?:\([2-9]\d\d\)[ ]?|[2-9]\d\d(?P<us>[.-]))\d{3}(?(us)(?P=us)|[.-])\d{4}  # (555) 123-4567
+        | \(?0[1-9]\d{1,4}\)?[ ]?[/-][ ]?\d{3,8}(?:[ -]?\d{2,4}){0,2}      # 0170-4825519, 030/12345678
+        | 0[1-9](?:(?P<fr>[ .])\d\d)(?:(?P=fr)\d\d){3}                       # 06 12 34 56 78
+        | 0[1-9]\d{1,4}[ ]\d{3,4}[ ]?\d{3,5} | 0[1-9]\d{8,10}                # 020 7946 0958, 01704825519
+        )(?![\w/=-]|[.,:]\d)
+      | \b(?:tele(?:phone|fon)|tel|phone|mobile?|handy|cell|fax|whatsapp|sms)\b[^\n\d+(]{0,12}
+        (?P<value>\+?\(?\d(?:[ ()./-]{0,2}\d){6,14})(?![\w/=-]|[.,:]\d)""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""A number with a country code, in one of the usual forms, or after a word such as `tel`."""
+_IS_BOOK = re.compile(r"\b(?:ISBN|ISSN|OCLC|LCCN|DOI|PMID|arXiv)(?:-1[03])?\W{0,4}\Z", re.IGNORECASE)
+"""What stands before the number of a book or an article."""
+_DATE = re.compile(r"(?:19|20)\d\d[ ./-]\d\d?[ ./-]\d\d?|\d\d?[./-]\d\d?[./-](?:19|20)\d\d")
+
+
+def find_secrets(text: str, path: str = "") -> list[Secret]:
+    """Return the keys, tokens, private keys, passwords, PINs, card and phone numbers, IBANs and SSNs in a text.
+
+    Sorted by their offsets; of two that overlap, only the one of the more exact kind. path: that of the note.
+    """
+    found: list[tuple[int, int, str]] = []
+    taken = bytearray(len(text))
+    for start, end, kind in _candidates(text):
+        if not any(taken[start:end]):
+            taken[start:end] = b"\1" * (end - start)
+            found.append((start, end, kind))
+    secrets, line, counted = [], 1, 0
+    for start, end, kind in sorted(found):
+        line, counted = line + text.count("\n", counted, start), start
+        secrets.append(Secret(path, line, kind, start, end))
+    return secrets
+
+
+def _candidates(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield (start, end, kind) of what may be secrets: the most exact kinds first."""
+    lines = list(_lines_with(_CANDIDATE, text))
+    for start, line in lines:
+        for kind, detector in _detectors():
+            for value in detector.analyze_string(line):
+                found = re.search(rf"[\w-]*{re.escape(value)}[\w-]*", line)  # `value` may be a part: ghp of ghp_a1B2
+                begin, end = (start + offset for offset in (found.span() if found else (0, len(line))))
+                yield begin, _key_end(text, end) if kind == "Private Key" else end, kind
+        for kind, pattern in _MORE.items():
+            yield from ((start + match.start(), start + match.end(), kind) for match in pattern.finditer(line))
     for match in _PASSWORD.finditer(text):
-        if _is_password(match["value"]):
-            found.add((_line(text, match.start()), "Password"))
-    found |= {(_line(text, match.start()), "Card number") for match in _CARD.finditer(text) if is_card(match[0])}
-    known = {number for number, _ in found}  # by a more exact pattern
-    return sorted(found | {entry for entry in assigned if entry[0] not in known})
+        value = match["value"].rstrip(".,;:")
+        if _is_password(value) or (match["wifi"] and len(value) >= SHORTEST_WPA and _ends_line(text, match.end())):
+            yield match.start("value"), match.start("value") + len(value), "Password"
+    for start, line in lines:
+        yield from ((start + begin, start + end, kind) for begin, end, kind in _assigned_secrets(line))
+    for start, line in _lines_with(_DIGITS, text):
+        for match in _IBAN.finditer(line):
+            if end := _iban_end(match[0]):
+                yield start + match.start(), start + match.start() + end, "IBAN"
+        for kind, pattern, accepted in _NUMBERS:
+            for match in pattern.finditer(line):
+                group = "value" if "value" in pattern.groupindex and match["value"] else 0
+                if accepted(match[group]) and not _IS_BOOK.search(line, max(0, match.start() - 12), match.start()):
+                    yield start + match.start(group), start + match.end(group), kind
 
 
-def _line(text: str, offset: int) -> int:
-    return text.count("\n", 0, offset) + 1
+def _key_end(text: str, start: int) -> int:
+    """The end of a private key whose first line ends at `start`: that of its last line, if it has one."""
+    end = _KEY_END.search(text, start)
+    return end.end() if end else start
 
 
 def _is_password(value: str) -> bool:
@@ -334,8 +440,13 @@ def _is_password(value: str) -> bool:
     return has_both and not value.startswith(("$", "%", "http:", "https:", "/", "~")) and len(set(value)) > 3
 
 
-def _assigned_secrets(line: str) -> Iterator[str]:
-    """Yield the kinds of the secrets assigned to a name in a line: `db_password: ...`, `"client_secret": "..."`."""
+def _ends_line(text: str, offset: int) -> bool:
+    """Whether only punctuation is left of the line: `Wifi password is sunflowers`, but no sentence about one."""
+    return not text[offset:].partition("\n")[0].strip(" \t\r.,;!)*`\"'")
+
+
+def _assigned_secrets(line: str) -> Iterator[tuple[int, int, str]]:
+    """Yield (start, end, kind) of the secrets that a line assigns to a name: `db_password: ...`."""
     lower = line.lower()
     if not any(word in lower for word in ("secret", "token", "passw", "key")):  # faster than the pattern
         return
@@ -350,7 +461,26 @@ def _assigned_secrets(line: str) -> Iterator[str]:
             continue
         may_be_words = is_password and not re.search("[._/@]", value)  # correct-horse-battery-staple9
         if len(_MASKED.sub("", value)) >= 16 and (may_be_words or not _WORDS.fullmatch(value)):
-            yield "Password" if is_password else "Key or token"
+            yield *match.span("value"), "Password" if is_password else "Key or token"
+
+
+def _iban_end(text: str) -> int:
+    """The length of the IBAN that a text begins with; 0: it is none. Its check digits are those of ISO 7064."""
+    ends = [i + 1 for i, character in enumerate(text) if character not in " -"]
+    length = _IBAN_LENGTHS.get(text[:2].upper(), 0)
+    if not length or len(ends) < length:
+        return 0
+    end = ends[length - 1]
+    characters = re.sub(r"[ -]", "", text[:end])
+    number = int("".join(str(int(character, 36)) for character in characters[4:] + characters[:4]))
+    return end if number % 97 == 1 and not text[end : end + 1].isalnum() else 0
+
+
+def _is_phone(number: str) -> bool:
+    """Whether a match of `_PHONE` has as many digits as phone numbers have, and is no date."""
+    digits = re.sub(r"\D", "", number)
+    least = 9 if number.startswith("0") else 7  # 0930-1130 are times
+    return least <= len(digits) <= 15 and len(set(digits)) > 3 and not _DATE.match(number)
 
 
 def is_card(number: str) -> bool:
@@ -362,19 +492,27 @@ def is_card(number: str) -> bool:
     return sum(values[0::2], sum(sum(divmod(2 * value, 10)) for value in values[1::2])) % 10 == 0
 
 
-def _candidate_lines(text: str) -> Iterator[tuple[int, str]]:
-    """(number, line) of the lines that may hold a key or a token: all others are not worth forty patterns."""
+def _lines_with(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, str]]:
+    """(offset, line) of the lines with a match: all others are not worth forty patterns."""
     end = -1
-    for match in _CANDIDATE.finditer(text):
+    for match in pattern.finditer(text):
         if match.start() > end:
             start = text.rfind("\n", 0, match.start()) + 1
             end = text.find("\n", match.start())
             end = len(text) if end < 0 else end
-            yield _line(text, start), text[start:end]
+            yield start, text[start:end]
 
 
 _CANDIDATE = re.compile(r"[!-~]{16,}|PRIVATE KEY")
 """Sixteen printable ASCII characters without a space, or the first line of a private key."""
+_DIGITS = re.compile(r"\d(?:[ ()./-]{0,3}\d){3}")
+_NUMBERS: tuple[tuple[str, re.Pattern[str], Callable[[str], bool]], ...] = (
+    ("Card number", _CARD, is_card),
+    ("Social security number", _SSN, bool),
+    ("PIN", _PIN, bool),
+    ("Phone number", _PHONE, _is_phone),
+)
+"""(kind, pattern, whether a match is one); the group `value`, if it matched, is without the word before."""
 
 
 @functools.cache

@@ -5,23 +5,24 @@
 
 from __future__ import annotations
 
-import codecs
-import itertools
 import os
 import re
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_gpt.config import NotesConfig
 from niels_gpt.data import embedded
+from niels_gpt.data.reading.utf8 import NOT_UTF8, read_text, utf8_problem
 from niels_gpt.system import files
 from niels_gpt.system.checked_json import FIELD, checksum
 from niels_gpt.system.console import first_few
 from niels_gpt.system.json_text import parse_json
 from niels_gpt.system.private_files import keep_private
+from niels_gpt.system.program import command
 
 IGNORE_FILE = ".nielsignore"
 """Patterns in gitignore syntax; in the folder of notes and in its sub-folders."""
@@ -32,7 +33,8 @@ TEXT_FORMATS = (".md", ".markdown", ".txt")
 
 HIDDEN, NODE_MODULES, TEMPLATE = "hidden", "node_modules", "template"
 EXCLUDED, IGNORED, FRONT_MATTER = "excluded by --exclude", IGNORE_FILE, "front matter"
-NOT_A_NOTE, NOT_UTF8, EMPTY, LINKED = "not a note", "not utf-8", "empty", "linked folder"
+NOT_A_NOTE, EMPTY, LINKED = "not a note", "empty", "linked folder"
+LINK = "link to another file here"
 UNREADABLE = "cannot be read"
 
 _TEMPLATES = re.compile(r"[\d\W_]*templates?", re.IGNORECASE)  # also `_templates` and `99 - Templates`
@@ -164,8 +166,19 @@ def check_notes_folder(root_dir: str | Path) -> Path:
     if not root.exists():
         raise FileNotFoundError(f"no folder of notes at {root}")
     if not root.is_dir():
-        raise NotADirectoryError(f"{root} is a file; give a folder of notes")
+        raise NotADirectoryError(f"{root} is a file; give a folder of notes{_what_reads(root)}")
     return root
+
+
+def _what_reads(file: Path) -> str:
+    """Return what to type for a file that is no folder of notes."""
+    quoted, name = shlex.quote(str(file)), file.name.lower()
+    if name.endswith(".zip"):
+        chats = f"the chats of an export are read by {command('train', '--primer', file)}"
+        return f": unpack it first (unzip {quoted} -d NOTES); {chats}"
+    if re.search(r"\.(tar|tar\.\w+|tgz)$", name):
+        return f": unpack it first (mkdir NOTES && tar -xf {quoted} -C NOTES)"
+    return f"; one file of text or rows is read by {command('train', '--source', f'NAME={file}')}"
 
 
 def select_notes(root_dir: str | Path, notes: NotesConfig, *, errors: str = "strict") -> SelectedNotes:
@@ -220,8 +233,6 @@ def read_note(path: str | Path, notes: NotesConfig, errors: str = "strict") -> s
 
     Raises ValueError if it is not utf-8; errors="replace" inserts U+FFFD instead.
     """
-    from niels_gpt.data.roam import read_text
-
     return note_text(read_text(path, errors="replace" if errors == "replace" else "strict"), notes)
 
 
@@ -308,38 +319,6 @@ def _replace_links(text: str) -> str:
     return _LINK.sub(lambda link: (link[2] or "").strip() or link[1], text)
 
 
-def utf8_problem(data: bytes) -> str | None:
-    """Return why bytes are not utf-8 text (`not utf-8: byte 0xe9 at offset 7`), or None.
-
-    UTF-16 without a byte order mark is valid utf-8 with every other byte zero; it counts as not utf-8 too.
-    """
-    return utf8_problem_of([data])
-
-
-def utf8_problem_of(chunks: Iterable[bytes]) -> str | None:
-    """`utf8_problem` of the joined chunks, of which only one is needed at a time."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    offset, is_utf16 = 0, False
-    for number, chunk in enumerate(itertools.chain(chunks, [b""])):  # the last one ends the text
-        is_utf16 = _looks_like_utf16(chunk) if number == 0 else is_utf16
-        kept = decoder.getstate()[0]
-        try:
-            decoder.decode(chunk, final=not chunk)
-        except UnicodeDecodeError as err:
-            problem = f"{NOT_UTF8}: byte 0x{(kept + chunk)[err.start]:02x} at offset {offset - len(kept) + err.start}"
-            return f"{problem}, looks like UTF-16" if is_utf16 else problem
-        offset += len(chunk)
-    return f"{NOT_UTF8}: looks like UTF-16" if is_utf16 else None
-
-
-def _looks_like_utf16(data: bytes) -> bool:
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return True
-    start = data[:4096]
-    even, odd = start[0::2].count(0), start[1::2].count(0)
-    return len(start) >= 4 and max(even, odd) > 0.4 * (len(start) // 2) and min(even, odd) < 0.05 * len(start)
-
-
 def invalid_utf8_message(invalid: Sequence[tuple[str, str]], root: Path) -> str:
     """Return the error for (path, problem) of the files that are not utf-8: at most 20 of them, and the remedies."""
     remedy = "or pass --encoding-errors skip or --encoding-errors replace"
@@ -404,8 +383,30 @@ def select_files(root: Path, notes: NotesConfig, *, is_note: Callable[[str], boo
                 skipped.append(Skipped(name, reason or _not_a_note(entry)))
 
     visit(str(root), "", ())
+    paths, links = _without_links(root, paths, skipped)
     keep_private((root, *paths))
-    return SelectedNotes(root, sorted(paths), sorted(skipped), excludes.unmatched())
+    return SelectedNotes(root, sorted(paths), sorted([*skipped, *links]), excludes.unmatched())
+
+
+def _without_links(root: Path, paths: list[str], skipped: Sequence[Skipped]) -> tuple[list[str], list[Skipped]]:
+    """Return (the files without links that lead to one of the others, or to one that is excluded, and those links).
+
+    Of several links to one file outside, the first is kept.
+    """
+    linked = {path: Path(path).resolve() for path in sorted(paths) if Path(path).is_symlink()}
+    if not linked:
+        return paths, []
+    real, links = Path(root).resolve(), list[Skipped]()
+    excluded = {real / entry.path: entry.reason for entry in skipped if entry.kind in (EXCLUDED, IGNORED)}
+    read = {real / Path(path).relative_to(root) for path in paths if path not in linked}
+    for path, target in linked.items():
+        reason = next((excluded[folder] for folder in (target, *target.parents) if folder in excluded), None)
+        reason = reason or (LINK if target in read else None)
+        if reason is not None:
+            links.append(Skipped(Path(path).relative_to(root).as_posix(), reason))
+        read.add(target)
+    names = {str(root / link.path) for link in links}
+    return [path for path in paths if path not in names], links
 
 
 def _name_reason(name: str, notes: NotesConfig, *, is_folder: bool) -> str | None:

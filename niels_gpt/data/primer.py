@@ -10,7 +10,7 @@ from niels_gpt.config import SourceConfig
 from niels_gpt.data.reading.drops import Drops
 from niels_gpt.data.reading.local import suffix
 from niels_gpt.data.reading.text_rows import check_take
-from niels_gpt.data.roam import read_text
+from niels_gpt.data.reading.utf8 import read_text
 from niels_gpt.data.row_layout import UnknownColumns
 from niels_gpt.data.split import split_items
 from niels_gpt.data.types import ChatMessage, ChatSample

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from niels_gpt.config import NotesConfig
-from niels_gpt.data.note_selection import EMPTY, NOT_UTF8, note_text, select_notes, utf8_problem
+from niels_gpt.data.note_selection import EMPTY, note_text, select_notes
 from niels_gpt.data.reading.drops import Drops
 from niels_gpt.data.reading.local import list_files
 from niels_gpt.data.reading.text_rows import check_take
+from niels_gpt.data.reading.utf8 import NOT_UTF8, decode_utf8, read_text, utf8_problem
 from niels_gpt.data.split import split_items
 from niels_gpt.data.types import PretrainSample
 from niels_gpt.system import files
-from niels_gpt.system.private_files import keep_private
 
 
 def list_roam_paths(root_dir: str) -> list[str]:
@@ -36,26 +36,6 @@ def load_texts(paths: Sequence[str], *, errors: str = "strict") -> list[str]:
     instead), and OSError if a file cannot be read.
     """
     return [read_text(path, errors=errors) for path in paths]
-
-
-def read_text(path: str | Path, *, errors: str = "strict") -> str:
-    """Return the text of one utf-8 file; see `load_texts`. What is made from a private file stays private."""
-    keep_private([path])
-    return decode_utf8(Path(path).read_bytes(), where=str(path), errors=errors)
-
-
-def decode_utf8(data: bytes, *, where: str, errors: str = "strict") -> str:
-    """Decode utf-8. Raises ValueError with the offset of the first invalid byte, unless errors is "replace".
-
-    "skip" is strict here: it is the caller that skips files.
-    """
-    try:
-        return data.decode("utf-8", errors="strict" if errors == "skip" else errors)
-    except UnicodeDecodeError as err:
-        raise ValueError(
-            f"{where} is not utf-8: byte 0x{data[err.start]:02x} at offset {err.start}; "
-            "convert the file, or pass --encoding-errors replace"
-        ) from None
 
 
 def split_roam_paths(paths: list[str], *, val_frac: float = 0.1, seed: int) -> tuple[list[str], list[str]]:

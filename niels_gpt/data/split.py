@@ -16,16 +16,16 @@ def split_items(items: Sequence[Item], *, val_frac: float, seed: int) -> tuple[l
     With fewer than two items, or val_frac 0, val is empty; otherwise it has at least one item, and train too.
     Raises ValueError for a val_frac outside [0, 1].
     """
-    check_val_frac(val_frac)
-    import torch  # a local import: listing the sources must not take two seconds
-
-    n = len(items)
-    n_val = 0 if n < 2 or val_frac == 0 else min(n - 1, max(1, int(n * val_frac)))
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    held_out = set(order[:n_val].tolist())
+    held_out = set(shuffled(range(len(items)), seed)[: number_held_out(len(items), val_frac)])
     train = [item for i, item in enumerate(items) if i not in held_out]
     val = [item for i, item in enumerate(items) if i in held_out]
     return train, val
+
+
+def number_held_out(n: int, val_frac: float) -> int:
+    """Return how many of n items are held out; see `split_items`."""
+    check_val_frac(val_frac)
+    return 0 if n < 2 or val_frac == 0 else min(n - 1, max(1, int(n * val_frac)))
 
 
 def check_val_frac(val_frac: float, name: str = "val_frac") -> None:
@@ -36,7 +36,7 @@ def check_val_frac(val_frac: float, name: str = "val_frac") -> None:
 
 def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
     """Return the items in a random order that depends on the seed."""
-    import torch
+    import torch  # a local import: listing the sources must not take two seconds
 
     order = torch.randperm(len(items), generator=torch.Generator().manual_seed(seed))
     return [items[i] for i in order.tolist()]

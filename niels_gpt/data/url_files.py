@@ -25,7 +25,7 @@ from niels_gpt.data.reading.url_rows import (
     parts_of,
     read_part,
 )
-from niels_gpt.data.roam import decode_utf8
+from niels_gpt.data.reading.utf8 import decode_utf8
 from niels_gpt.data.row_layout import RowLayout, layout_of
 from niels_gpt.data.types import ChatSample, PretrainSample
 from niels_gpt.data.user_files import FIRST_ROWS, sample_of_row

@@ -12,24 +12,14 @@ from typing import Any
 
 from niels_gpt.config import NotesConfig, SourceConfig
 from niels_gpt.data.chat_formats import InvalidChat
-from niels_gpt.data.note_selection import (
-    NOT_UTF8,
-    UNREADABLE,
-    SelectedNotes,
-    Skipped,
-    check_contents,
-    note_text,
-    select_files,
-    utf8_problem,
-    utf8_problem_of,
-)
+from niels_gpt.data.note_selection import UNREADABLE, SelectedNotes, Skipped, check_contents, note_text, select_files
 from niels_gpt.data.reading import json_rows
 from niels_gpt.data.reading.diagnose import explain
 from niels_gpt.data.reading.drops import Drops, is_text, text_problem
 from niels_gpt.data.reading.hub import HubReader, HubRequest, Shuffle
 from niels_gpt.data.reading.local import ROW_SUFFIXES, choose_split, find_files, list_files, suffix
 from niels_gpt.data.reading.text_rows import check_take
-from niels_gpt.data.roam import decode_utf8
+from niels_gpt.data.reading.utf8 import NOT_UTF8, decode_utf8, utf8_problem, utf8_problem_of
 from niels_gpt.data.row_layout import RowLayout, layout_of
 from niels_gpt.data.split import shuffled
 from niels_gpt.data.types import ChatSample, PretrainSample
@@ -291,12 +281,14 @@ def read_file(path: Path) -> bytes:
 
 def holds_text_files(path: Path, notes: NotesConfig | None = None) -> bool:
     """Whether the path holds text files, not rows. Raises ValueError if it holds neither."""
+    known = ", ".join((*TEXT_SUFFIXES, *ROW_SUFFIXES))
     if path.is_file():
+        if not path.name.lower().endswith((*TEXT_SUFFIXES, *ROW_SUFFIXES, *ARCHIVES)):
+            raise ValueError(f"{path}: unknown format; known formats are {known}, and .zip of a chat export")
         return path.name.lower().endswith(TEXT_SUFFIXES)
     if _list(path, ROW_SUFFIXES, notes):
         return False
     if not _list(path, TEXT_SUFFIXES, notes):
-        known = ", ".join((*TEXT_SUFFIXES, *ROW_SUFFIXES))
         raise ValueError(f"{path} has no file of a known format; known formats are {known}")
     return True
 

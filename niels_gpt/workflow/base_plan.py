@@ -14,7 +14,7 @@ from niels_gpt.config import ModelConfig
 from niels_gpt.config.public_model import PREFIX, is_public
 from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.sizes import number_of_weights
-from niels_gpt.pretrained.find_model import find_folder
+from niels_gpt.pretrained.find_model import MOST_CONTEXT, find_folder
 from niels_gpt.pretrained.folder_tokenizer import folder_tokenizer
 from niels_gpt.pretrained.imported_run import import_model
 from niels_gpt.pretrained.initial_weights import initial_model, initial_path
@@ -99,7 +99,7 @@ def check_base(name: str, folder: Path) -> None:
     if is_public(name):
         run = RunFolder(folder)
         if not run.exists:
-            opened = open_folder(find_folder(name))
+            opened = open_folder(find_folder(name), context=MOST_CONTEXT)
             tokenizer = folder_tokenizer(opened)
             if tokenizer is None and opened.config.V > 256:
                 raise ValueError(

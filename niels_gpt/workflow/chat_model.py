@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,15 +21,23 @@ from niels_gpt.config import DataConfig, NotesConfig, RunConfig, SourceConfig
 from niels_gpt.config.yaml_file import config_from_dict
 from niels_gpt.data import embedded
 from niels_gpt.data.note_check import find_secrets
+from niels_gpt.data.note_groups import SplitBy, group_notes, lines_in_training, split_groups
 from niels_gpt.data.note_selection import SelectedNotes, read_note, select_notes
 from niels_gpt.data.primer import iter_primer_sft
 from niels_gpt.data.registry import PACKAGE, YOURS, sources
-from niels_gpt.data.roam import split_roam_paths
 from niels_gpt.data.source_paths import primer_path
 from niels_gpt.data.types import ChatMessage, ChatSample
 from niels_gpt.runs.loading import LoadedRun
+from niels_gpt.runs.pipeline import TOPICS
 from niels_gpt.system import files
-from niels_gpt.tokenizer import ByteTokenizer, SubwordTokenizer, load_tokenizer, train_tokenizer
+from niels_gpt.tokenizer import (
+    ByteTokenizer,
+    SubwordTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    private_pieces,
+    train_tokenizer,
+)
 from niels_gpt.workflow.note_questions import new_question, question_frames, questions_about
 from niels_gpt.workflow.note_topics import NoteTopic, choose_topics, note_topics
 from niels_gpt.workflow.plan import ABOUT_NOTES, Plan
@@ -73,6 +81,11 @@ class Corpus:
     """How many different characters the notes use."""
     split_seed: int = SEED
     """Seed of the split into notes to train on and held-out ones."""
+    split_by: SplitBy = "shared_text"
+    lines_in_training: float = 0.0
+    """Share of the bytes of long held-out lines that stand in the notes to train on."""
+    lines_in_training_by_file: float = 0.0
+    """The same, had the notes been held out one by one."""
 
     def texts(self, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
         """Yield (path, text) of notes."""
@@ -80,35 +93,48 @@ class Corpus:
             yield path, read_note(path, self.notes, self.errors)
 
 
-def read_corpus(folder: str | Path, notes: NotesConfig, *, errors: str) -> Corpus:
+def read_corpus(folder: str | Path, notes: NotesConfig, *, errors: str, split_by: SplitBy = "shared_text") -> Corpus:
     """Read a folder of notes and hold some out; both halves are those of the token caches.
 
+    split_by: "file" is for models of older versions.
     Raises ValueError if there are fewer than two notes, and as `select_notes` does.
     """
     selected = select_notes(folder, notes, errors=errors)
     selected.check_found("note")
     if len(selected.paths) < 2:
         raise ValueError(f"{selected.root} has one note: two are needed, one to train on and one to hold out")
-    corpus = Corpus(selected, notes, errors, [], [], 0, 0, 0)
-    sizes, characters = dict[str, int](), dict[str, str]()
-    for path, text in corpus.texts(selected.paths):
-        sizes[path], characters[path] = len(text.encode("utf-8")), "".join(set(text))
-    seed, train, held_out = _choose_split(selected.listed, sizes)
+    corpus = Corpus(selected, notes, errors, [], [], 0, 0, 0, split_by=split_by)
+    texts, listed = dict(corpus.texts(selected.paths)), selected.listed
+    sizes = {path: len(text.encode("utf-8")) for path, text in texts.items()}
+    groups = [[i] for i in range(len(listed))]
+    by_file = _choose_split(listed, groups, sizes)
+    if split_by == "shared_text":
+        groups = group_notes((texts.get(path, "") for path in listed), val_frac=HELD_OUT)
+    seed, train, held_out = _choose_split(listed, groups, sizes)
+
+    def shared(train: list[str], held_out: list[str]) -> float:
+        return lines_in_training((texts[path] for path in held_out), (texts[path] for path in train))
+
     return dataclasses.replace(
         corpus,
         train=train,
         held_out=held_out,
         size=sum(sizes[path] for path in train),
         held_out_size=sum(sizes[path] for path in held_out),
-        characters=len(set[str]().union(*(characters[path] for path in train))),
+        characters=len(set[str]().union(*(texts[path] for path in train))),
         split_seed=seed,
+        lines_in_training=shared(train, held_out),
+        lines_in_training_by_file=shared(*by_file[1:]),
     )
 
 
-def _choose_split(listed: list[str], sizes: Mapping[str, int]) -> tuple[int, list[str], list[str]]:
+def _choose_split(
+    listed: list[str], groups: Sequence[Sequence[int]], sizes: Mapping[str, int]
+) -> tuple[int, list[str], list[str]]:
     """Return (seed, paths to train on, held-out paths) of the first seed with a usual share of the bytes held out.
 
-    listed: all files that are split. sizes: bytes of those with text; the caches, too, drop the others after the split.
+    listed: all files that are split. groups: numbers of those that stay together. sizes: bytes of those with text; the
+    caches, too, drop the others after the split.
     A usual share is between half of HELD_OUT and half of everything. Of few notes, one is held out: without this, an
     empty one, or one that holds almost all of the text. If no seed has such a share, the one with most held-out bytes
     that are not more than half is used.
@@ -116,7 +142,7 @@ def _choose_split(listed: list[str], sizes: Mapping[str, int]) -> tuple[int, lis
     total = sum(sizes.values())
     best: tuple[int, int, list[str], list[str]] | None = None
     for seed in range(SEED, SEED + SPLIT_SEEDS):
-        halves = split_roam_paths(listed, val_frac=HELD_OUT, seed=seed)
+        halves = split_groups(listed, groups, val_frac=HELD_OUT, seed=seed)
         train, held_out = ([path for path in half if path in sizes] for half in halves)
         size = sum(sizes[path] for path in held_out)
         if HELD_OUT / 2 * total <= size <= total / 2:
@@ -142,6 +168,18 @@ def topics_of(corpus: Corpus, plan: Plan) -> list[NoteTopic]:
     return [topic for topic in chosen if not (find_secrets(topic.answer) or find_secrets(topic.heading))]
 
 
+def taught_topics(topics: Sequence[NoteTopic], folder: Path) -> list[NoteTopic]:
+    """Return those of the topics that the model was taught, by the list in the folder of its caches.
+
+    The notes may have changed since. Models of older versions have no list: all are returned.
+    """
+    path = folder / TOPICS
+    if not path.is_file():
+        return list(topics)
+    names = set(path.read_text(encoding="utf-8").split("\n"))
+    return [topic for topic in topics if topic.name in names]
+
+
 def dialogue_file(primer: str | None) -> Path | None:
     """The file of dialogues that a user named, also as `embedded`; None: no file was named."""
     return embedded.PRIMER if primer == "embedded" else None if primer is None else primer_path(primer)
@@ -160,7 +198,7 @@ def write_dialogues(
 
     dialogues: a file of dialogues; None: those of the package, with `general` only so many that are not about niels.
     topics: of the notes. most: keep so many of the others, evenly chosen; 0: all. errors: how the file is decoded.
-    The files get mode 0600: they hold text of the notes.
+    The names of the topics are listed in TOPICS. The files get mode 0600: they hold text of the notes.
     """
     chats = list(iter_primer_sft(dialogues or embedded.PRIMER, errors=_errors(errors)))
     if dialogues is None and general:
@@ -174,9 +212,13 @@ def write_dialogues(
             for question, topic in questions_about(topics, _frames(chats))
         ]
     others = [sample for source in samples.values() for sample in source]
-    return {
+    numbers = {
         name: _write(folder / f"{name}.jsonl", in_chats(source, others, seed=SEED)) for name, source in samples.items()
     }
+    if topics:
+        names = "".join(f"{topic.name}\n" for topic in topics)
+        files.write_bytes(folder / TOPICS, names.encode("utf-8"), mode=0o600)
+    return numbers
 
 
 def _frames(chats: Iterable[ChatSample]) -> list[str]:
@@ -240,7 +282,8 @@ def build_caches(
 ) -> SubwordTokenizer:
     """Build the caches of notes and dialogues in a folder; return their tokenizer.
 
-    tokenizer: that of a base; by default one with `subwords` pieces is trained on the notes and dialogues.
+    tokenizer: that of a base; by default one with `subwords` pieces is trained on the notes and dialogues. It has no
+    pieces that stand in few notes: whoever gets the model could read them there.
     """
     added = dialogue_sources(folder, names)
     known = sources(DataConfig(sources=added))
@@ -254,7 +297,17 @@ def build_caches(
                 yield block
 
     if tokenizer is None:
-        path = train_tokenizer(texts(), folder / "tokenizer", vocab_size=subwords, sample_chunks=TOKENIZER_CHUNKS)
+
+        def of_few_notes(trained: Tokenizer) -> Collection[int]:
+            return private_pieces(trained, (text for _, text in corpus.texts(corpus.train)), embedded.public_texts())
+
+        path = train_tokenizer(
+            texts(),
+            folder / "tokenizer",
+            vocab_size=subwords,
+            sample_chunks=TOKENIZER_CHUNKS,
+            dropped=of_few_notes,
+        )
         tokenizer = load_tokenizer(path)
     else:
         install_tokenizer(tokenizer, folder)
@@ -263,6 +316,7 @@ def build_caches(
         seed=corpus.split_seed,
         roam=corpus.selected.root,
         roam_val_frac=HELD_OUT,
+        roam_split=corpus.split_by,
         errors=corpus.errors,
         notes=corpus.notes,
     )
@@ -320,6 +374,7 @@ def _data(corpus: Corpus, folder: Path, names: Iterable[str]) -> dict[str, Any]:
     return {
         "roam": str(corpus.selected.root),
         "roam_val_frac": HELD_OUT,
+        "roam_split": corpus.split_by,
         "seed": corpus.split_seed,
         "encoding_errors": corpus.errors,
         "notes": _plain(corpus.notes),
@@ -337,6 +392,8 @@ def byte_config(
     question: its answers are shown while the model trains.
     """
     dialogues = {name: BYTE_DIALOGUES * share for name, share in _shares(list(names), plan).items()}
+    data = _data(corpus, folder, names) | {"cache_dir": str((folder / "streams").absolute())}
+    data = {key: value for key, value in data.items() if key not in ("token_cache", "retain")}
     return config_from_dict(
         {
             "task": "bytes",
@@ -344,7 +401,7 @@ def byte_config(
             "model": plan.model(),
             "train": plan.train(plan.pretrain_steps, plan.pretrain_rows)
             | {"p_train": {"roam": 1 - BYTE_DIALOGUES, **dialogues}, "p_val": {"roam": 1.0}},
-            "data": _data(corpus, folder, names) | {"cache_dir": str((folder / "streams").absolute())},
+            "data": data,
             "output": _output(plan.pretrain_steps, plan.evaluations, plan.eval_steps)
             | {"sample_prompt": f"user: {question}\nassistant: ", "sample_tokens": 120},
         }

@@ -8,12 +8,12 @@ make little sense, but teach that the words of the topic decide, wherever they s
 from __future__ import annotations
 
 import hashlib
-import random
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from niels_gpt.system.rng import HashedDraws
 from niels_gpt.workflow.note_topics import NoteTopic
 from niels_gpt.workflow.variations import OPENINGS, SMALL_WORDS, shortened
 
@@ -69,6 +69,8 @@ COMMON_WORDS = SMALL_WORDS | frozenset((
     "were", "when", "where", "which", "while", "who", "will", "one", "use", "way",
 ))  # fmt: skip
 """Words of questions that carry no topic."""
+OTHER_WORDS = 3
+"""Words of the answer in a question in other words: the longest, which few topics share."""
 MIN_FRAME, MAX_FRAME, MAX_GAPS = 3, 14, 3
 """Words of a question that becomes a frame, and its gaps."""
 
@@ -83,6 +85,16 @@ _ENDING = re.compile(r"(?<=\w{4})(?:ing|ed|es|s|e|ion|ions|ly)$")
 def new_question(topic: NoteTopic) -> str:
     """A question about a topic that is not trained on."""
     return NEW_FORMS[int.from_bytes(_digest(topic)[:4], "big") % len(NEW_FORMS)].format(topic.name)
+
+
+def question_in_other_words(topic: NoteTopic) -> str | None:
+    """A question with words of the answer and none of the heading, which is not trained on; None: it has too few."""
+    heading = {_ENDING.sub("", word) for word in _words(topic.name)}
+    words = [word for word in _words(topic.answer) if word not in COMMON_WORDS]
+    words = [word for word in words if _ENDING.sub("", word) not in heading]
+    longest = sorted(words, key=len)[-OTHER_WORDS:]
+    form = WORD_FORMS[_digest(topic)[4] % len(WORD_FORMS)]
+    return form.format(" ".join(word for word in words if word in longest)) if len(longest) == OTHER_WORDS else None
 
 
 def question_frames(questions: Iterable[str]) -> list[str]:
@@ -130,12 +142,12 @@ class _Asker:
     def __init__(self, topic: NoteTopic, rare: list[str], frames: Sequence[str], cased: dict[str, str]) -> None:
         """rare: words of the topic that few others have. cased: these and those of the heading, with capitals."""
         self._topic, self._rare, self._frames, self._cased = topic, rare, frames, cased
-        self._draw = random.Random(_digest(topic))
+        self._draw = HashedDraws(int.from_bytes(_digest(topic), "big"))
         self._answer = _WORD.findall(topic.answer.lower())
 
     def questions(self) -> list[str]:
-        """Different questions, none of them `new_question`; the first two have the heading."""
-        new = _bare(new_question(self._topic))
+        """Different questions, none of those that a model is asked afterwards; the first two have the heading."""
+        new = {_bare(new_question(self._topic)), _bare(question_in_other_words(self._topic) or "")}
         found = dict[str, None]()
         for _ in range(3 * PER_TOPIC):
             if len(found) == PER_TOPIC:
@@ -147,7 +159,7 @@ class _Asker:
             else:
                 question = self._draw.choice(WORD_FORMS).format(self._described())
             varied = self._varied(question)
-            if new not in (_bare(question), _bare(varied)):
+            if not new & {_bare(question), _bare(varied)}:
                 found.setdefault(varied)
         return list(found)
 

@@ -16,6 +16,19 @@ MIN_ANSWER = 20
 MAX_HEADING = 60
 """Longer headings are sentences, not names."""
 
+_DATE_WORDS = re.compile(
+    r"""\b(?:(?:jan|febr?)(?:uary)? | mar(?:ch)? | apr(?:il)? | may | june? | july? | aug(?:ust)? | sept?(?:ember)?
+          | oct(?:ober)? | (?:nov|dec)(?:ember)? | (?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?
+          | (?:dai|week|month)ly | week | day | w | q | st | nd | rd | th | of | the)\b""",
+    re.VERBOSE,
+)
+_SELDOM_ASKED = re.compile(
+    r"""to[ ]?dos? | tasks? | inbox | misc | untitled | drafts? | scratch | index | readme | home | archive | changelog
+      | tags? | links? | templates? | (?:(?:daily|weekly|meeting|new)[ ])?(?:notes?|log|journal)
+      | (?:to[ ]?do|task)[ ]list | references? | see[ ]also | related""",
+    re.VERBOSE,
+)
+"""Headings that say what kind of text follows, not what it is about."""
 _HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*\s*$")
 _FENCE = re.compile(r"\s*(```|~~~)")
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n(?:---|\.\.\.)\n", re.DOTALL)
@@ -54,12 +67,15 @@ def choose_topics(notes: Sequence[tuple[str, Sequence[NoteTopic]]], most: int) -
     """Return the first topic of each note, then the second, and so on, up to `most`; the last ones evenly chosen.
 
     notes: (title, topics) of each note. A name that several notes have, such as "introduction", is asked about with
-    the title: "introduction of ferns". People seldom ask so, hence such topics come after all others.
+    the title: "introduction of ferns". People seldom ask so, hence such topics come after all others; dates of daily
+    notes, "todo", "inbox" and the like come last.
     """
     count = Counter(topic.name for _, topics in notes for topic in topics)
-    own, with_title = list[list[NoteTopic]](), list[list[NoteTopic]]()
-    for title, topics in notes:
+    own, with_title, last = list[list[NoteTopic]](), list[list[NoteTopic]](), list[list[NoteTopic]]()
+    for title, all_topics in notes:
+        topics = [topic for topic in all_topics if not is_seldom_asked(topic.name)]
         known = [topic for topic in topics if count[topic.name] == 1 or topic.name == title.lower()]
+        last.append([topic for topic in all_topics if is_seldom_asked(topic.name)])
         own.append(known)
         with_title.append(
             [
@@ -69,7 +85,7 @@ def choose_topics(notes: Sequence[tuple[str, Sequence[NoteTopic]]], most: int) -
             ]
         )
     chosen: dict[str, NoteTopic] = {}
-    for row in (*itertools.zip_longest(*own), *itertools.zip_longest(*with_title)):
+    for row in (row for lists in (own, with_title, last) for row in itertools.zip_longest(*lists)):
         found: dict[str, NoteTopic] = {}
         for topic in row:
             if topic is not None and _is_name(topic.name) and topic.name not in chosen:
@@ -79,6 +95,12 @@ def choose_topics(notes: Sequence[tuple[str, Sequence[NoteTopic]]], most: int) -
         for name in (names[i * len(names) // left] for i in range(left)):  # the first notes are not preferred
             chosen[name] = found[name]
     return list(chosen.values())
+
+
+def is_seldom_asked(name: str) -> bool:
+    """Whether a name is a date, or says only what kind of text follows: "todo", "inbox", "daily note"."""
+    words = " ".join(re.findall(r"[^\W\d_]+", name))
+    return not _DATE_WORDS.sub("", words).strip() or _SELDOM_ASKED.fullmatch(words) is not None
 
 
 def _is_name(name: str) -> bool:

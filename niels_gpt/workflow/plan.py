@@ -10,13 +10,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from niels_gpt.config import RunConfig
+from niels_gpt.config import DataConfig, RunConfig
 from niels_gpt.config.yaml_file import config_from_dict
+from niels_gpt.data.note_groups import SplitBy
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.lora import add_adapters
 from niels_gpt.model.sizes import number_of_weights
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.pipeline import PipelineFolder
+from niels_gpt.system import threads
 from niels_gpt.system.console import format_duration, plural, short_number
 from niels_gpt.system.device import has_fast_bf16
 from niels_gpt.tokenizer import SPECIAL_TOKENS
@@ -104,6 +106,8 @@ class Plan:
     """Share of the fine-tuning rows that are about the notes, if there are any."""
     general_dialogues: int = 0
     """Fine-tune on so many dialogues of the package that are not about niels; 0: on all its dialogues."""
+    split_by: SplitBy = "shared_text"
+    """How notes are held out."""
     most_dialogues: int = 0
     """Fine-tune on so many dialogues that are not about the notes, at most: as many as there are rows; 0: on all."""
     evaluations: int = MOST_EVALUATIONS
@@ -149,6 +153,7 @@ class Plan:
             precision=pretrain.train.precision,
             init_from=pretrain.init_from,
             about_share=_about_share(sft or pretrain),
+            split_by=pretrain.data.roam_split,
         )
 
     @property
@@ -193,6 +198,14 @@ def plan_in(folder: PipelineFolder) -> Plan | None:
         return Plan.of(phases["pretrain"], phases["sft"])
     run = RunFolder(folder.path)
     return Plan.of(run.read_config(), None) if run.exists else None
+
+
+def data_in(folder: PipelineFolder) -> DataConfig | None:
+    """The section `data` of a model whose training has begun in a folder; None: it has not."""
+    if folder.exists:
+        return folder.read_configs()["pretrain"].data
+    run = RunFolder(folder.path)
+    return run.read_config().data if run.exists else None
 
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan)
@@ -334,6 +347,7 @@ def measure_steps(plan: Plan, device: str, *, steps: int = 3) -> StepTimes:
 
 
 def _seconds_per_step(config: RunConfig, batch: Batch, device: str, steps: int) -> float:
+    threads.prepare_torch()
     model = GPT(config.model)
     if config.train.lora.rank:
         add_adapters(model, config.train.lora)

@@ -6,10 +6,10 @@ never seen.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator, Sequence
 
 from niels_gpt.data.types import ChatMessage, ChatSample
+from niels_gpt.system.rng import HashedDraws
 
 OPENINGS = (
     "hey niels,",
@@ -55,7 +55,7 @@ def with_variations(samples: Iterable[ChatSample], *, seed: int) -> Iterator[Cha
 
     A variation has an opening, or fewer small words. Most questions get one.
     """
-    draw = random.Random(seed)
+    draw = HashedDraws(seed)
     for sample in samples:
         yield sample
         if [message.role for message in sample.messages] != ["user", "assistant"]:
@@ -69,7 +69,7 @@ def with_variations(samples: Iterable[ChatSample], *, seed: int) -> Iterator[Cha
             yield ChatSample([ChatMessage("user", varied), answer], sample.source, dict(sample.meta))
 
 
-def shortened(question: str, draw: random.Random) -> str:
+def shortened(question: str, draw: HashedDraws) -> str:
     """The question without some of its small words; unchanged if it is short."""
     words = question.split()
     kept = [word for word in words if not (_is_small(word) and draw.random() < LEFT_OUT)]
@@ -78,7 +78,7 @@ def shortened(question: str, draw: random.Random) -> str:
 
 def in_chats(samples: Iterable[ChatSample], others: Sequence[ChatSample], *, seed: int) -> Iterator[ChatSample]:
     """Yield each sample, some of them as the end of a chat: after a dialogue that is drawn from `others`."""
-    draw = random.Random(seed)
+    draw = HashedDraws(seed)
     short = [other.messages for other in others if _can_be_followed(other.messages)]
     for sample in samples:
         later = short and sample.messages[0].role == "user" and draw.random() < LATER

@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 from niels_gpt.config import NotesConfig
-from niels_gpt.data.note_check import check_notes, find_secrets, is_card, near_duplicates, script_shares, shingle_hashes
+from niels_gpt.data.note_check import (
+    Secret,
+    check_notes,
+    find_secrets,
+    is_card,
+    near_duplicates,
+    script_shares,
+    shingle_hashes,
+)
 
 CARDS = {  # published test numbers of the issuers
     "4111111111111111": True,
@@ -35,7 +43,8 @@ CARDS = {  # published test numbers of the issuers
 @pytest.mark.parametrize(("number", "card"), CARDS.items())
 def test_card_numbers(number: str, card: bool) -> None:
     assert is_card(number) == card
-    assert find_secrets(f"a\nmy card is {number}, valid\n") == ([(2, "Card number")] if card else [])
+    found = find_secrets(f"a\nmy card is {number}, valid\n")
+    assert found == ([Secret("", 2, "Card number", 13, 13 + len(number))] if card else [])
 
 
 def test_numbers_inside_other_strings_are_no_cards() -> None:
@@ -64,7 +73,49 @@ def test_numbers_inside_other_strings_are_no_cards() -> None:
     ],
 )
 def test_secrets_are_found_with_their_line(line: str, kind: str) -> None:
-    assert find_secrets(f"one\ntwo {line}\nthree") == [(2, kind)]
+    (found,) = find_secrets(text := f"one\ntwo {line}\nthree", "a.md")
+    assert (found.path, found.line, found.kind) == ("a.md", 2, kind)
+    assert len(text[found.start : found.end]) >= 6
+    assert text[found.start : found.end] in line
+
+
+PERSONAL = {
+    "Wifi password is {hunter22}": "Password",
+    "the Wi-Fi password is {sunflowers}.": "Password",
+    "Password for the router in the hall is {Xy12345!}": "Password",
+    "WLAN-Passwort: {sonnenblume}": "Password",
+    "tel {0170-4825519} pin 49": "Phone number",
+    "tel {1704825519}": "Phone number",
+    "{+49 170 4825519}": "Phone number",
+    "{+1 (212) 555-0187} at work": "Phone number",
+    "call {(555) 123-4567}": "Phone number",
+    "or {555-123-4567}, at night": "Phone number",
+    "{030/12345678}": "Phone number",
+    "{020 7946 0958}": "Phone number",
+    "{06 12 34 56 78}": "Phone number",
+    "{01704825519}": "Phone number",
+    "pin {4917} for the door": "PIN",
+    "the door code is {48213}.": "PIN",
+    "SSN {123-45-6789}": "Social security number",
+    "social security number: {123 45 6789}": "Social security number",
+    "IBAN {DE89 3704 0044 0532 0130 00} BIC COBADEFF": "IBAN",
+    "{GB82WEST12345698765432}, ours": "IBAN",
+    "iban: {de89370400440532013000}": "IBAN",
+    "{FR14 2004 1010 0505 0001 3M02 606}": "IBAN",
+}
+
+
+@pytest.mark.parametrize(("marked", "kind"), PERSONAL.items())
+def test_personal_numbers_are_found_with_their_span(marked: str, kind: str) -> None:
+    line = marked.replace("{", "").replace("}", "")
+    start, end = 4 + marked.index("{"), 4 + marked.index("}") - 1
+    assert find_secrets(f"one\n{line}\n", "a.md") == [Secret("a.md", 2, kind, start, end)]
+
+
+def test_a_private_key_ends_with_its_last_line() -> None:
+    key = "-----BEGIN RSA PRIVATE " + "KEY-----\nMIIEow\nAB12\n-----END RSA PRIVATE " + "KEY-----"
+    (found,) = find_secrets(f"x\n{key}\ny")
+    assert (found.line, found.end) == (2, 2 + len(key))
 
 
 @pytest.mark.parametrize(
@@ -100,6 +151,23 @@ def test_secrets_are_found_with_their_line(line: str, kind: str) -> None:
         "max_tokens = 1000000000000000000",
         "secret_owner: someone1@example.com",
         "public key: aB3dEfGh1JkLmN0pQrSt",
+        "the wifi password is on the fridge",
+        "the password is required",
+        "the password is stored in the safe at home",
+        "DE88 3704 0044 0532 0130 00",  # check digits
+        "XX89 3704 0044 0532 0130 00",
+        "DE89 3704 0044 0532 0130",  # too short for its country
+        "000-12-3456 and 666-12-3456 and 123-00-4567",
+        "ISBN 0-306-40615-2, ISBN 0306406152, ISBN-13: 978-3-16-148410-0, ISSN 0317-8471",
+        "2024-01-15 0930-1130, 15.01.2024, 01/02/2024",
+        "phone: 2024-01-02 12:00",
+        "version 1.2.3.4-20240115, 10.1000/182-123-4567",
+        "https://example.com/0170-4825519",
+        "192.168.178.21 fe80::1 127.0.0.1:8080",
+        "1,234,567.89 and 100 000 000 people, -273.15, 3.14159265358979",
+        "@@ -120,7 +120,7 @@ +1000000000",
+        "pin 13 of the board, and pin 2 on line 1234",
+        "id 550e8400-e29b-41d4-a716-446655440000",
     ],
 )
 def test_prose_hashes_and_links_are_no_secrets(line: str) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from niels_gpt.config import NotesConfig
 from niels_gpt.data.note_selection import (
+    EXCLUDED,
+    LINK,
     SelectedNotes,
     Skipped,
     is_private,
@@ -21,9 +23,9 @@ from niels_gpt.data.note_selection import (
     record_skipped,
     select_notes,
     split_front_matter,
-    utf8_problem,
     write_skipped,
 )
+from niels_gpt.data.reading.utf8 import utf8_problem
 from niels_gpt.data.roam import list_roam_paths
 from tests.faults import flipped
 
@@ -168,6 +170,25 @@ def test_links_are_followed_to_files_but_never_into_folders(tmp_path: Path) -> N
     assert selected.paths == list_roam_paths(str(root))
     assert selected.names() == ["a.md", "link.md", "sub/b.md"]
     assert {entry.path for entry in selected.skipped} == {"loop", "up/", "gone.md", "pipe.md"}
+
+
+def test_a_linked_note_is_read_once(tmp_path: Path) -> None:
+    root = write(tmp_path / "notes", {"a.md": "a", "private/b.md": "b", ".annex/c": "c", "sub/d.md": "d"})
+    write(tmp_path, {"outside.md": "o"})
+    for name, target in {
+        "0.md": "a.md",
+        "1.md": "private/b.md",
+        "2.md": ".annex/c",  # as git-annex has them
+        "3.md": "../outside.md",
+        "4.md": "../outside.md",
+        "5.md": "0.md",
+        "sub/6.md": str(root / "sub/d.md"),
+    }.items():
+        (root / name).symlink_to(target)
+    selected = select_notes(root, NotesConfig(exclude=("private/",)))
+    assert selected.names() == ["2.md", "3.md", "a.md", "sub/d.md"]
+    reasons = {entry.path: entry.kind for entry in selected.skipped if not entry.path.endswith("/")}
+    assert reasons == {"0.md": LINK, "1.md": EXCLUDED, "4.md": LINK, "5.md": LINK, "sub/6.md": LINK}
 
 
 def test_strict_names_all_files_that_are_not_utf8(tmp_path: Path) -> None:

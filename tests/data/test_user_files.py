@@ -380,3 +380,11 @@ def test_a_damaged_file_is_named_with_the_line(tmp_path, name, data, fact, kind)
     assert str(tmp_path / name) in message
     assert fact in message.replace(str(tmp_path / name), "")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows"])
+def test_an_unknown_format_lists_all_that_are_read(tmp_path, name):
+    (tmp_path / name).write_text("a,b", encoding="utf-8")
+    with pytest.raises(ValueError, match=name) as caught:
+        list(iter_user_files("mine", SourceConfig(str(tmp_path / name))))
+    assert all(known in str(caught.value) for known in (".md", ".txt", ".jsonl", ".json", ".json.gz", ".parquet"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from niels_gpt.config import DataConfig, NotesConfig, SourceConfig
-from niels_gpt.data.note_selection import utf8_problem_of
+from niels_gpt.data.reading.utf8 import utf8_problem_of
 from niels_gpt.data.registry import get_source
 from niels_gpt.data.user_files import iter_user_files, kind_of, select_user_files, user_file_paths
 

@@ -10,15 +10,22 @@ import pytest
 from niels_gpt.data import embedded
 from niels_gpt.data.primer import iter_primer_sft
 from niels_gpt.workflow import note_questions
-from niels_gpt.workflow.note_questions import FORMS, PER_TOPIC, new_question, question_frames, questions_about
+from niels_gpt.workflow.note_questions import (
+    FORMS,
+    PER_TOPIC,
+    new_question,
+    question_frames,
+    question_in_other_words,
+    questions_about,
+)
 from niels_gpt.workflow.note_topics import NoteTopic
 
 FERNS = NoteTopic("staghorn ferns", "Platycerium grows on trees, and needs shade and Rainwater.")
 MOSS = NoteTopic("moss", "A carpet of moss stays green without soil if the air is humid.")
 FRAMES = ["how do i {} my {}", "is there a {}?", "why {} and {} but not {}?"]
 
-GOLDEN_DIGEST = "b094140ab62d76bc"
-GOLDEN = ["what does moss do", "just curious: how do i use moss?", "please tell me: describe moss"]
+GOLDEN_DIGEST = "7b759a2f9b2ed41e"
+GOLDEN = ["What do my notes say about Moss", "tell me about Moss", "Hi, help me with Moss"]
 
 
 def asked(topic: NoteTopic, frames: list[str]) -> list[str]:
@@ -150,3 +157,13 @@ def test_the_package_has_thousands_of_frames() -> None:
     assert len(frames) == len(set(frames)) > 2000
     text = " ".join(q for q, _ in questions_about([FERNS, MOSS], frames)).lower()
     assert "niels" not in text
+
+
+def test_a_question_in_other_words_has_none_of_the_heading_and_is_not_trained_on() -> None:
+    topic = NoteTopic("Rust compilers", "The compiler of rust translates programs into machine instructions quickly.")
+    question = question_in_other_words(topic)
+    assert question is not None and not re.search("rust|compiler", question.lower())
+    assert sum(word in question for word in ("translates", "programs", "machine", "instructions", "quickly")) == 3
+    trained = {asked.lower().removesuffix("?") for asked, _ in questions_about([topic], [])}
+    assert question.lower().removesuffix("?") not in trained
+    assert question_in_other_words(NoteTopic("rust", "a rust of the rust.")) is None

@@ -203,3 +203,23 @@ def test_a_link_over_two_lines() -> None:
     assert answers("# Ferns\n[The green\nfern](https://example.org/a) grows in the\nshade.") == [
         "The green fern grows in the shade."
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "seldom"),
+    [
+        ("2024-03-14", True), ("monday, 14 march 2024", True), ("14th of july 2021", True), ("2022 w35", True),
+        ("q3 2021", True), ("todo", True), ("to-do list", True), ("inbox", True), ("daily note", True),
+        ("template", True), ("tasks 2", True), ("todo 2024-03-14", True), ("march of the penguins", False),
+        ("todo app design", False), ("gpt-4", False), ("python 3.11", False), ("day trading", False), ("ferns", False),
+    ],
+)  # fmt: skip
+def test_dates_and_kinds_of_text_are_taught_last(name: str, seldom: bool) -> None:
+    def topic(heading: str) -> NoteTopic:
+        return NoteTopic(heading, "an answer of some words")
+
+    notes = [(str(i), [topic(heading)]) for i, heading in enumerate((name, "moss", "moor", "moor"))]
+    chosen = [topic.name for topic in choose_topics(notes, 9)]
+    assert sorted(chosen) == sorted([name, "moss", "moor of 2", "moor of 3"])
+    assert (chosen[-1] == name) == seldom
+    assert (name in [topic.name for topic in choose_topics(notes, 2)]) != seldom

@@ -230,8 +230,9 @@ def test_no_more_dialogues_than_rows() -> None:
 @pytest.mark.parametrize("vocab_size", [4004, 0])
 def test_the_plan_behind_its_configs(vocab_size: int) -> None:
     plan = Plan(Size(128, 3, 4, 256), vocab_size, 100, 70 if vocab_size else 0, 8, 48 if vocab_size else 0, 0.1, "bf16")
+    data = {"roam_split": plan.split_by}
     pretrain, sft = (
-        config_from_dict({"model": plan.model(), "train": plan.train(*phase)}) if phase[0] else None
+        config_from_dict({"model": plan.model(), "train": plan.train(*phase), "data": data}) if phase[0] else None
         for phase in ((100, 8), (plan.sft_steps, plan.sft_rows))
     )
     assert pretrain is not None and Plan.of(pretrain, sft) == plan

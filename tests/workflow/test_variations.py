@@ -9,7 +9,6 @@ from niels_gpt.workflow.variations import (
     EARLIER_CHARACTERS,
     LATER,
     LEFT_OUT,
-    MIN_WORDS,
     OPENED,
     OPENINGS,
     SMALL_WORDS,
@@ -81,11 +80,14 @@ def test_the_share_of_words_left_out() -> None:
 
 
 def test_short_questions_are_not_shortened() -> None:
-    assert questions("what is that") == {}
-    assert len(["what", "is", "that"]) == MIN_WORDS - 1
-    assert len(questions("what is the loss")) > 1
-    assert questions("loss versus accuracy again") == {}  # no small words
-    assert all(questions("what is the it"))  # never empty
+    """Three words stay; four lose any of their small words, but never all words."""
+    assert questions("what is loss") == questions("loss versus accuracy again") == {}
+    assert set(questions("what is the loss")) == {
+        *("is the loss", "what the loss", "what is loss", "the loss", "is loss", "what loss", "loss")
+    }
+    assert {"what", "is the it", "what is the"} <= set(questions("what is the it", seeds=600)) and all(
+        questions("what is the it")
+    )
 
 
 def test_every_opening_is_used_and_the_seed_decides() -> None:

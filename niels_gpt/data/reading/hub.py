@@ -13,7 +13,6 @@ import hashlib
 import inspect
 import logging
 import os
-import random
 import re
 import sys
 import time
@@ -27,6 +26,7 @@ from niels_gpt.data.reading.hub_errors import chain, is_transient, reason, retry
 from niels_gpt.data.reading.local import VARIABLE, DataUnavailable, builder, choose_split, find_files, find_local
 from niels_gpt.data.split import shuffled
 from niels_gpt.system import threads
+from niels_gpt.system.rng import derive_seed
 
 log = logging.getLogger("niels_gpt.data")
 
@@ -38,7 +38,6 @@ library itself retries for about 25 seconds."""
 LONGEST_PAUSE = 60.0
 """Upper limit in seconds: pauses double from one second up to this. All are multiplied by one random factor of 0.5 to
 1.5, so that no pause is shorter than the previous one."""
-_jitter = random.Random()  # separate, so that retries do not change other random numbers
 LIBRARY_RETRIES = 3
 """Retries of a read inside `datasets`, which continue at the same byte; each makes six requests. Its default of 20
 waits for more than an hour if the Hub answers 429, and then hides the reason."""
@@ -394,7 +393,7 @@ class _Failures:
         if not is_transient(err) or self.number >= ATTEMPTS or (self.number > 1 and self._spent > PATIENCE):
             raise _final(self.request, err, self.number, after) from err
         if self.number == 1:
-            self._factor = _jitter.uniform(0.5, 1.5)
+            self._factor = 0.5 + derive_seed(os.getpid(), int(1e9 * time.monotonic())) / 2**63
         growing = min(2.0 ** (self.number - 1), LONGEST_PAUSE) * self._factor
         pause = max(growing, min(retry_after(err), 5 * LONGEST_PAUSE))
         log.warning("%s: %s (after %d rows); retrying in %.0f s", self.request, reason(err), after, pause)

@@ -19,6 +19,7 @@ FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".txt": "te
 """File suffix -> the `datasets` builder that reads it; .gz may follow, except for parquet."""
 ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 """Suffixes of files with rows."""
+_KNOWN = (*ROW_SUFFIXES, ".txt", ".txt.gz")
 SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation",
           "dev": "validation", "test": "test"}  # fmt: skip
 """Beginning of a file or folder name -> name of the split on the Hub."""
@@ -75,16 +76,15 @@ def find_files(path: Path, config: str | None = None, *, only: frozenset[str] | 
         _check_config_folders(path, config)
 
     by_split: dict[str, list[str]] = {}
-    suffixes = (*ROW_SUFFIXES, ".txt", ".txt.gz")
-    names = list_files(root, suffixes, visible_only=True) if only is None else sorted(only)
+    names = list_files(root, _KNOWN, visible_only=True) if only is None else sorted(only)
     for name in names:
         file = Path(name)
-        if file.stem.lower() not in _NOT_DATA and name.lower().endswith(suffixes):
+        if file.stem.lower() not in _NOT_DATA and name.lower().endswith(_KNOWN):
             parents = (split_of(part) for part in reversed(file.relative_to(root).parts[:-1]))
             split = split_of(file.name) or next(filter(None, parents), None) or "train"
             by_split.setdefault(split, []).append(name)
     if not by_split:
-        raise DataUnavailable(f"{root} has no data files; expected .parquet, .jsonl, .jsonl.gz or .txt")
+        raise DataUnavailable(f"{root} has no data files; known formats are {', '.join(_KNOWN)}")
     kinds = sorted({suffix(Path(file)) for files in by_split.values() for file in files})
     if len({FORMATS[kind] for kind in kinds}) > 1:
         raise DataUnavailable(f"{root} mixes {' and '.join(kinds)} files; keep one format, or give one file")
@@ -136,7 +136,7 @@ def builder(files: list[str]) -> str:
     """Return the `datasets` builder for these files. Raises DataUnavailable for an unknown format."""
     kind = suffix(Path(files[0]))
     if kind not in FORMATS:
-        raise DataUnavailable(f"{files[0]}: unknown format; use .parquet, .jsonl, .jsonl.gz or .txt")
+        raise DataUnavailable(f"{files[0]}: unknown format; known formats are {', '.join(_KNOWN)}")
     return FORMATS[kind]
 
 
