@@ -1,8 +1,8 @@
 """Where the peers are installed: one environment for each set of packages that can be installed together.
 
 litgpt requires numpy < 2, which breaks the pyarrow that datasets, and with it TRL, needs. `make bench-peers` therefore
-creates two environments, `make test-levanter` one with JAX, and `make test-gguf` one with llama.cpp; a contender runs
-in the one that has its package.
+creates two environments, `make test WHAT=levanter` one with JAX, and `make test WHAT=gguf` one with llama.cpp; a
+contender runs in the one that has its package.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Batches of 32 Levanter examples of 4,096 tokens, beside a loop that builds the named arrays of every example.
 
-Runs in the environment of `make test-levanter`. The target is 20,000 examples per second, or 1.6 ms per batch.
+Runs in the environment of `make test WHAT=levanter`. The target is 20,000 examples per second, or 1.6 ms per batch.
 """
 
 from __future__ import annotations

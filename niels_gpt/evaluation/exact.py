@@ -54,10 +54,15 @@ def score_stream(
     Windows start every `stride` tokens, and each scores the tokens that the previous one did not reach. A stride of T
     (the default) is fastest; a smaller one is slower and gives every token after the first window at least T - stride
     tokens of context. Sums are in float64; `batch` and `precision` are as in `score_rows`. `token_sizes` holds the
-    bytes of text per id, for bits per byte. Raises ValueError for a stream of fewer than two tokens, or a stride
-    outside 1..T.
+    bytes of text per id, for bits per byte. Raises ValueError for a stream of fewer than two tokens, a stride outside
+    1..T, and bytes for a model over subwords.
     """
     T = model.config.T
+    if isinstance(stream, bytes) and model.config.V > 256:
+        raise ValueError(
+            f"the stream is bytes, but the model reads subwords (V={model.config.V}): pass "
+            "np.array(run.tokenizer.encode(text)), and token_sizes=token_sizes(run.tokenizer) of niels_gpt.tokenizer"
+        )
     stride = T if stride is None else stride
     if not 1 <= stride <= T:
         raise ValueError(f"stride must be in 1..T={T}, got {stride}")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from niels_gpt.model.backend import halves
 from niels_gpt.model.eval_mode import eval_mode
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.device import bf16_autocast
@@ -30,13 +31,15 @@ def score_rows(
     offset: int = 0,
     count: CountRows | None = None,
     precision: str = "fp32",
+    tokens: dict[int, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Score the tokens of each row after its first `prompts[i]`: return (log_p, hits).
 
     `log_p` is their log-probability in float64; `hits` is how many of them in a row, from the first on, are the
     model's greedy choice. There is one forward pass per batch of rows (0: a size that suits the device), and the head
     sees only scored positions. `offset` is the position of the first token, which matters for learned positions.
-    `precision` "bf16" computes all matmuls but the head's in bfloat16.
+    `precision` "bf16" computes all matmuls but the head's in bfloat16. `tokens` gets the log-probabilities of the
+    scored tokens, by row.
     Raises ValueError for rows that do not fit the model's T, and for nan or infinite logits.
     """
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
@@ -57,7 +60,11 @@ def score_rows(
             positions = torch.arange(offset, offset + x.shape[1], device=x.device).expand(x.shape) if offset else None
             targets = torch.from_numpy(np.where(scored, ids[:, 1:], -100))
             token_log_p, greedy = token_scores(model, x, targets, positions=positions, precision=precision)
-            log_p[group] = _by_row(token_log_p.cpu().double().numpy(), scored).sum(axis=1)
+            by_row = _by_row(token_log_p.cpu().double().numpy(), scored)
+            log_p[group] = by_row.sum(axis=1)
+            if tokens is not None:
+                numbers = scored.sum(axis=1).tolist()
+                tokens |= {i: row[:n] for i, row, n in zip(group.tolist(), by_row, numbers, strict=True)}
             hits[group] = np.logical_and.accumulate(_by_row(greedy.cpu().numpy(), scored), axis=1).sum(axis=1)
             if count is not None:
                 count(len(group))
@@ -136,7 +143,7 @@ def _hidden_of_targets(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (the inputs of the head at the scored positions (N, C), their targets (N,))."""
     scored = targets.flatten() != -100
-    h = model.hidden(x, positions=positions, segments=segments).flatten(0, 1)
+    h = halves(model)[0](x, positions=positions, segments=segments).flatten(0, 1)
     return h[scored.nonzero().squeeze(1).to(x.device)], targets.flatten()[scored].to(x.device)
 
 
@@ -151,7 +158,7 @@ def _results(h: torch.Tensor) -> torch.Tensor:
 
 def _logits(model: GPT, h: torch.Tensor) -> torch.Tensor:
     """Return the logits of rows, at least in float32."""
-    logits = model.logits(h)
+    logits = halves(model)[1](h)
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from niels_gpt import GPT, ModelConfig
 from niels_gpt.evaluation.exact import Score, score_examples, score_stream
 
-T, V = 16, 600
+T, V = 16, 256
 
 
 @functools.cache
@@ -49,6 +49,9 @@ class Bigrams(nn.Module):
     def hidden(self, x: torch.Tensor, *, positions: None, segments: None) -> torch.Tensor:
         assert 1 <= x.shape[1] <= self.config.T
         return self.table[x]
+
+    def forward(self, x: torch.Tensor, *, positions: None, segments: None) -> torch.Tensor:
+        return self.hidden(x, positions=positions, segments=segments)
 
 
 @functools.cache
@@ -167,7 +170,7 @@ def test_windows_are_cut_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "rel"), [("fp32", 1e-4), ("bf16", 1e-2)])
 def test_on_a_gpu(precision: str, rel: float) -> None:
-    data = some_bytes(3000)
+    data = some_ids(3000)
     wanted = score_stream(model(), data, stride=8).nats_per_token
     on_gpu = copy.deepcopy(model()).to("cuda")
     assert score_stream(on_gpu, data, stride=8, precision=precision).nats_per_token == pytest.approx(wanted, rel=rel)
@@ -180,6 +183,9 @@ def test_errors() -> None:
     for data, named in ((b"", "0 bytes"), (b"a", "1 bytes"), (some_ids(1), "1 tokens")):
         with pytest.raises(ValueError, match=named):
             score_stream(model(), data)
+    subwords = GPT(ModelConfig(V=257, T=T, C=32, L=1, H=2))
+    with pytest.raises(ValueError, match=r"bytes.*V=257.*token_sizes"):
+        score_stream(subwords, b"a text")
 
 
 def some_batches(shapes: list[tuple[int, int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
