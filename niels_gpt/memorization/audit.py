@@ -15,17 +15,31 @@ import numpy as np
 
 from niels_gpt.chat.transcript import DELIMITER
 from niels_gpt.evaluation.exact import Score, score_stream
-from niels_gpt.memorization.audit_input import CHAT, AuditInput, AuditText, NotRead, read_path, read_run, replies_of
+from niels_gpt.evaluation.scoring import CountRows, score_rows
+from niels_gpt.memorization.audit_input import (
+    CHAT,
+    AuditInput,
+    AuditText,
+    NotRead,
+    public_texts,
+    read_path,
+    read_run,
+    replies_of,
+    reply_spans,
+)
 from niels_gpt.memorization.base_model import load_base, with_base
 from niels_gpt.memorization.extraction import scan_rows
 from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, WindowPlan, check_documents
 from niels_gpt.memorization.membership import HELD_OUT, TRAINED, membership
+from niels_gpt.memorization.origins import with_origins
 from niels_gpt.memorization.run import STRIPS, Progress, ProgressBar, no_progress
-from niels_gpt.memorization.summary import build_report, top_passages
+from niels_gpt.memorization.secrets import score_secrets
+from niels_gpt.memorization.summary import LEVELS, build_report, top_passages
 from niels_gpt.model.digest import weights_digest
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system.console import plural
-from niels_gpt.tokenizer import ByteTokenizer, text_bytes, token_sizes
+from niels_gpt.tokenizer import ByteTokenizer, Tokenizer, private_pieces, text_bytes, token_sizes
+from niels_gpt.tokenizer.private_pieces import MIN_NOTES
 
 CONTROL = "control"
 """Status of the notes of a control folder."""
@@ -42,6 +56,9 @@ THRESHOLD = 0.001
 MARGIN = 1e-3
 """Without `exact`, a window is scored until its P(z) is below the threshold by this factor."""
 
+LAST_AUDIT = "last-audit.json"
+"""File of a run with the fields of its last audit, whatever its settings, for the report of the run."""
+
 SAFE, NOT_SAFE, NOT_JUDGED = "SAFE", "NOT SAFE", "NOT JUDGED"
 
 
@@ -52,7 +69,8 @@ class AuditVerdict:
     verdict: str
     """SAFE, NOT SAFE, or NOT JUDGED: nothing was found, but a part of the text was not audited."""
     safe: bool
-    """The verdict is SAFE: all text was read, and no passage has a P(z) of the threshold or more."""
+    """The verdict is SAFE: all text was read, no passage and no secret has a P(z) of the threshold or more, and the
+    vocabulary has no private pieces."""
     because: list[str]
     """What was not audited, and what to do about it."""
     threshold: float
@@ -100,6 +118,12 @@ class AuditVerdict:
     """Of `windows_over`, those that the base recites as well: public text, not learned from the notes."""
     interrupted: bool = False
     """Ctrl-C ended the audit early: the counts are of what was measured before."""
+    min_notes: int = MIN_NOTES
+    private_pieces: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """Pieces of the vocabulary that stand in fewer than `min_notes` notes and in no public text: `piece`, `notes`."""
+    secrets: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """The secrets in the notes (see `find_secrets`): `path`, `line`, `kind`, `p`, `log_p`, and `recited`, whether P(z)
+    of the secret, after the text before it, is at or over the threshold."""
     shortfalls: list[str] = dataclasses.field(default_factory=list)
     """Why it does not clear the model for an export: looser settings than the default, or text of the training that
     was not among the audited text."""
@@ -129,6 +153,7 @@ def audit_notes(
     adapt_stride: bool = False,
     sample: int | None = None,
     most_windows: int = MOST_WINDOWS,
+    min_notes: int = MIN_NOTES,
     progress: ProgressBar = no_progress,
 ) -> AuditResult:
     """Measure every text of a folder or file and judge whether the checkpoint is safe to publish.
@@ -139,6 +164,7 @@ def audit_notes(
     adapt_stride: increase the stride of the settings for much text (see `adapted_stride`).
     sample: audit only so many texts and so many conversations, chosen evenly, and fewer if they have more than
     most_windows windows at the largest stride; the verdict is then never SAFE.
+    min_notes: pieces of the vocabulary that stand in fewer notes are private, unless a public text has them.
 
     Controls are the held-out documents and those of the folder `control`. After Ctrl-C the result is partial. Raises
     ValueError for a threshold outside (0, 1], for nothing to judge, and for controls that were all trained on.
@@ -146,13 +172,18 @@ def audit_notes(
     check_threshold(threshold)
     shortfalls: list[str] = []
     with progress("reading"):
-        found = read_run(loaded) if notes is None else read_path(notes, loaded, encoding_errors)
+        own = read_run(loaded)
+        found = own if notes is None else read_path(notes, loaded, encoding_errors)
         if notes is not None:  # what it was taught to say about the notes is no text of the folder
             chats = read_run(loaded, only_chats=True)
             found.texts.extend(chats.texts)
             found.trained_replies |= chats.trained_replies
             found.skipped.extend(chats.skipped)
-            shortfalls = _not_covered(read_run(loaded), found.texts, notes)
+            uncovered = _not_covered(own, found.texts, notes)
+            shortfalls = [f"{entry.name}: {entry.reason}" for entry in uncovered]
+            known = {entry.reason for entry in found.skipped}
+            found.skipped.extend(entry for entry in uncovered if entry.reason not in known)
+        private, unjudged = _judge_vocabulary(loaded, [*own.texts, *found.texts], own, min_notes)
         audited, too_short = _without_tiny(found.texts, loaded)
         if not audited:
             raise ValueError(_nothing_to_audit(notes, found))
@@ -167,14 +198,18 @@ def audit_notes(
             if text.kind == CHAT and replies_of(text.ids, loaded) & found.trained_replies:
                 status[text.name] = TRAINED  # another question, with the same reply
         controls, skipped = ([], []) if control is None else _read_controls(control, loaded, encoding_errors)
+    settings = dataclasses.replace(settings, stride=min(settings.stride, settings.window - settings.prompt))
     if adapt_stride:
         settings = dataclasses.replace(settings, stride=adapted_stride(audited, settings, most_windows))
     shortfalls += _looser(settings, threshold, audited, loaded.model.config.T)
+    if min_notes < MIN_NOTES:
+        shortfalls.append(f"--min-notes {min_notes} is below {MIN_NOTES}")
     plans = [_plan(text, status[text.name], settings, loaded) for text in audited]
     plans += [_plan(text, CONTROL, settings, loaded) for text in controls]
     floor = None if exact else math.log(threshold * MARGIN)
     with progress("auditing") as show:
-        measured, interrupted = _measure(loaded, plans, settings, floor, show)
+        measured, interrupted = _measure(loaded, plans, settings, math.log(threshold), floor, show)
+    secrets = [] if interrupted else _judge_secrets(loaded, audited, plans, threshold)
     base, base_problem = (None, "") if interrupted else load_base(loaded)
     if base is not None:
         with progress("auditing the base") as show:
@@ -186,12 +221,15 @@ def audit_notes(
         passages=passages,
         notes="" if notes is None else str(notes),
         unknown_because=unknown_because,
-        sampled=sampled,
+        not_audited=[*([sampled] if sampled else []), *([unjudged] if unjudged else [])],
         too_short=too_short,
         found=found,
+        min_notes=min_notes,
+        private_pieces=private,
+        secrets=secrets,
         floor=floor,
         settings=settings,
-        planned=sum(len(plan.starts) for plan in plans if plan.document.source != CONTROL),
+        planned=sum(len(plan.spans) for plan in plans if plan.document.source != CONTROL),
         base="" if base is None else base.name,
         base_problem=base_problem,
         interrupted=interrupted,
@@ -207,6 +245,51 @@ def counts_text(verdict: Mapping[str, Any]) -> str:
     measured = f"{plural(verdict['windows'], 'passage')} in {plural(verdict['notes_audited'], 'document')}"
     has = "has" if number <= 1 else "have"
     return f"{over} {has} a P(z) of {verdict['threshold']:g} or more, of {measured}"
+
+
+def findings(verdict: Mapping[str, Any]) -> list[str]:
+    """What makes a model NOT SAFE, given the fields of its audit; empty if nothing was found."""
+    limit, over = f"P(z) >= {verdict['threshold']:g}", verdict["windows_over"]
+    secrets, pieces = verdict.get("secrets", ()), verdict.get("private_pieces", ())
+    found, recited = list[str](), sum(secret["recited"] for secret in secrets)
+    if over:
+        found.append(f"{plural(over, 'passage')} of {plural(verdict['notes_exposed'], 'document')} have {limit}")
+    if recited:
+        found.append(f"{recited:,} of {plural(len(secrets), 'secret')} in the notes have {limit}")
+    if pieces:
+        found.append(
+            f"{plural(len(pieces), 'piece')} of the vocabulary stand in fewer than {verdict['min_notes']} notes and in "
+            "no public text"
+        )
+    return found
+
+
+def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
+    """The verdict of an audit, given its fields, in sentences: what was measured, and what was not."""
+    limit, documents = f"P(z) >= {verdict['threshold']:g}", plural(verdict["notes_audited"], "document")
+    nothing = f"no verbatim passage found ({limit}) in {documents}"
+    if verdict["verdict"] == SAFE:
+        return [
+            f"SAFE: {nothing}.",
+            "This does not cover paraphrases, secrets shorter than a passage, or text that was not audited.",
+        ]
+    if verdict["verdict"] == NOT_JUDGED:
+        return [f"NOT JUDGED: {nothing}, but this was not audited:", *verdict["because"]]
+    often = f": each passage occurs once in {1 / verdict['threshold']:,.0f} samples or more often"
+    often = often if verdict["windows_over"] else ""
+    rest = ["And this was not audited:", *verdict["because"]] if verdict.get("because") else []
+    return [f"NOT SAFE TO PUBLISH: {'; '.join(findings(verdict))}{often}.", *rest]
+
+
+def passage_origin(passage: Mapping[str, Any], unit: str) -> str:
+    """Where a passage of an audit comes from: the note and line, where they are known."""
+    document = passage["document"]
+    if "note" not in passage:
+        return f"{document}, from {unit} {max(passage['start'], 0):,}"
+    learned = (
+        "" if document.partition(": ")[2] == passage["note"] or document == passage["note"] else f", in {document}"
+    )
+    return f"{passage['note']}, line {passage['line']:,}{learned}"
 
 
 def _looser(settings: ExtractionSettings, threshold: float, texts: Sequence[AuditText], T: int) -> list[str]:
@@ -225,18 +308,16 @@ def _looser(settings: ExtractionSettings, threshold: float, texts: Sequence[Audi
     return found
 
 
-def _not_covered(own: AuditInput, texts: Sequence[AuditText], notes: Path) -> list[str]:
+def _not_covered(own: AuditInput, texts: Sequence[AuditText], notes: Path) -> list[NotRead]:
     """Return what of the run's own data is unknown, or not among some texts: compared by content, not by path."""
-    problems = [f"{entry.name}: {entry.reason}" for entry in own.skipped if entry.missing]
+    problems = [entry._replace(remedy="restore it") for entry in own.skipped if entry.missing]
     keys = {text.ids.tobytes() for text in texts}
     rest = [text for text in own.texts if text.ids.tobytes() not in keys]
     # The end of a token cache may cut its last text.
     rest = [text for text in rest if not any(np.array_equal(text.ids, t.ids[: len(text.ids)]) for t in texts)]
     if rest:
-        problems.append(
-            f"{plural(len(rest), 'document')} of {len(own.texts):,} in the run's own data are not in {notes}, such as "
-            f"{rest[0].name}"
-        )
+        reason = f"{plural(len(rest), 'document')} of {len(own.texts):,} are not in {notes}, such as {rest[0].name}"
+        problems.append(NotRead("the run's own data", reason, True, 0, "audit it without --notes"))
     return problems
 
 
@@ -314,70 +395,155 @@ class _Plan(NamedTuple):
     """The windows of one document."""
 
     document: Document
-    starts: np.ndarray
-    window: int
-    prompt: int
+    spans: np.ndarray
+    """(N, 3) int64: start, cut and end of each window, as in `Measurement`."""
+    edges: dict[int, bool]
+    """Index of a window at an edge of a text -> whether it is at the start (else at the end)."""
 
 
 def _plan(text: AuditText, status: str, settings: ExtractionSettings, loaded: LoadedRun) -> _Plan:
-    """Return the windows of a text. A short one is a single window, after the separator that precedes a document."""
-    control = status in (HELD_OUT, CONTROL)
-    T = loaded.model.config.T
-    if len(text.ids) >= min(MIN_TOKENS, settings.window):
-        windows = WindowPlan.of(len(text.ids), settings)
-        document = Document(text.name, text.ids, control=control, source=status)
-        return _Plan(document, windows.starts, windows.window, windows.prompt)
+    """Return the windows of a text: every token is in the suffix of at least one.
+
+    Of a conversation over tokens, every token of the replies, from which alone a model learns. The first tokens of a
+    text follow what precedes a document in training, the separator. The edges are the first and the last suffix of a
+    text, or of each reply.
+    """
+    ids, length, suffix = text.ids, len(text.ids), settings.window - settings.prompt
     if isinstance(loaded.tokenizer, ByteTokenizer):
-        separator = list((DELIMITER if text.kind == CHAT else "\n\n").encode())
+        before = np.frombuffer((DELIMITER if text.kind == CHAT else "\n\n").encode(), dtype=np.uint8).astype(np.int64)
     else:
-        separator = [loaded.tokenizer.special_token_ids()["eot"]]
-    separator = separator[-max(1, T + 1 - len(text.ids)) :]
-    ids = np.append(np.array(separator, dtype=np.int64), text.ids)[: T + 1]
-    document = Document(text.name, ids, control=control, source=status)
-    start = list(loaded.tokenizer.document_start)  # a text of a tokenizer of others begins with it
-    given = len(separator) + (len(start) if text.ids[: len(start)].tolist() == start else 0)
-    return _Plan(document, np.zeros(1, dtype=np.int64), len(ids), min(given, len(ids) - 1))
+        before = np.array([loaded.tokenizer.special_token_ids()["eot"]], dtype=np.int64)
+    opening = list(loaded.tokenizer.document_start)  # a text of a tokenizer of others begins with it
+    first = len(opening) if ids[: len(opening)].tolist() == opening else 0
+    first = max(first, int(np.argmax(token_sizes(loaded.tokenizer)[ids] > 0)))  # after the role of the first turn
+    first = min(first, length - 1)
+    replies = reply_spans(ids, loaded) if text.kind == CHAT else []
+    only_replies = bool(replies) and not isinstance(loaded.tokenizer, ByteTokenizer)  # of a chat, that is learned
+    spans, edges = list[tuple[int, int, int]](), dict[int, bool]()
+
+    def add(cut: int, end: int, tokens: int) -> None:
+        """Add a window of at most so many tokens."""
+        spans.append((max(-len(before), end - min(tokens, loaded.model.config.T + 1)), cut, end))
+
+    if length > settings.window or (length >= MIN_TOKENS and not only_replies):
+        plan = WindowPlan.of(length, settings)
+        step = max(settings.stride, suffix // 2) if length > settings.window else suffix
+        for cut in range(first, 0 if only_replies else plan.prompt, step):
+            if cut > first or replies:
+                add(cut, min(cut + suffix, length), settings.window + len(before))
+        spans += [(start, start + plan.prompt, start + plan.window) for start in plan.starts.tolist()]
+    for begin, end in replies or [(first, length)]:
+        edges[len(spans)] = True
+        add(begin, min(begin + suffix, end), 2 * settings.window)
+        if end - begin > suffix:
+            edges[len(spans)] = False
+            add(end - suffix, end, settings.window)
+    control = status in (HELD_OUT, CONTROL)
+    document = Document(text.name, ids, control=control, source=status, before=before, note=text.note)
+    return _Plan(document, np.array(spans, dtype=np.int64), edges)
+
+
+def _best_passage(tokens: np.ndarray, limit: float, suffix: int, *, at_start: bool) -> tuple[int, int]:
+    """Return [begin, end) of the passage that the model knows best, given the log-probability of each token.
+
+    A header or a signature is shorter than a suffix, and unknown text beside it hides it. So a passage of at least
+    MIN_TOKENS tokens counts if its P(z) is over the threshold and it begins with the text (ends with it); or if each of
+    its tokens is, on average, as probable as those of a suffix at the threshold. Without such a passage, all of it.
+    """
+    sums = np.append(0.0, np.cumsum(tokens))
+    begins, ends = np.arange(len(sums))[:, None], np.arange(len(sums))[None, :]
+    log_p, lengths = sums[None, :] - sums[:, None], ends - begins
+    gain = log_p - lengths * limit / suffix
+    at_edge = begins == 0 if at_start else ends == len(tokens)
+    known = (lengths >= min(MIN_TOKENS, len(tokens))) & (np.where(at_edge, log_p - limit, gain) >= 0)
+    if not known.any():
+        return 0, len(tokens)
+    known = known & at_edge if (known & at_edge).any() else known
+    begin, end = np.unravel_index(int(np.argmax(np.where(known, gain, -np.inf))), gain.shape)
+    return int(begin), int(end)
+
+
+def _measure_edges(
+    loaded: LoadedRun, plans: Sequence[_Plan], settings: ExtractionSettings, limit: float, count: CountRows
+) -> dict[tuple[int, int], float]:
+    """Score the windows at the edges, and reduce them to the best passage. Return {(plan, window): log P(z)}.
+
+    With learned positions, at all offsets in the frame; see `scan_rows`.
+    """
+    model, suffix = loaded.model, settings.window - settings.prompt
+    where = [(number, index) for number, plan in enumerate(plans) for index in plan.edges]
+    spans = [plans[number].spans[index].tolist() for number, index in where]
+    rows = [plans[number].document.row(span[0], span[2]) for (number, _), span in zip(where, spans, strict=True)]
+    prompts = np.array([cut - start for start, cut, _ in spans], dtype=np.int64)
+    found: dict[tuple[int, int], float] = {}
+    for offset in range(model.config.T if model.config.positions == "learned" else 1):
+        fitting = [i for i, row in enumerate(rows) if offset + len(row) - 1 <= model.config.T]
+        tokens: dict[int, np.ndarray] = {}
+        some = [rows[i] for i in fitting]
+        score_rows(model, some, prompts[fitting], batch=settings.batch, offset=offset, count=count, tokens=tokens)
+        for n, i in enumerate(fitting):
+            (number, index), (_, cut, end) = where[i], spans[i]
+            begin, stop = _best_passage(tokens[n], limit, suffix, at_start=plans[number].edges[index])
+            text = text_bytes(loaded.tokenizer, plans[number].document.ids[cut + begin : cut + stop])
+            if sum(map(str.isalnum, text.decode("utf-8", "replace"))) < MIN_TOKENS // 2:
+                begin, stop = 0, end - cut  # a line of dashes, or an indentation: no passage
+            log_p = float(tokens[n][begin:stop].sum())
+            if log_p > found.get((number, index), -math.inf):
+                found[number, index] = log_p
+                plans[number].spans[index, 1:] = cut + begin, cut + stop
+    return found
 
 
 def _measure(
     loaded: LoadedRun,
     plans: Sequence[_Plan],
     settings: ExtractionSettings,
+    limit: float,
     floor: float | None,
     progress: Progress | None,
 ) -> tuple[list[Measurement], bool]:
     """Return (the measurements, whether Ctrl-C ended them early: the other windows are then dropped).
 
-    Windows of all documents share batches.
+    Windows of all documents share batches. limit: the logarithm of the threshold.
     """
     check_documents(loaded.model, [plan.document for plan in plans], loaded.tokenizer)
-    rows = [p.document.ids[s : s + p.window] for p in plans for s in p.starts.tolist()]
-    counts = [len(plan.starts) for plan in plans]
-    prompts = np.repeat([plan.prompt for plan in plans], counts)
-    log_p, done, interrupted = np.full(len(rows), np.nan), 0, False
+    windows = [(n, i) for n, plan in enumerate(plans) for i in range(len(plan.spans))]
+    inner = [k for k, (n, i) in enumerate(windows) if i not in plans[n].edges]
+    spans = [plans[n].spans[i].tolist() for n, i in windows]
+    rows = [plans[windows[k][0]].document.row(spans[k][0], spans[k][2]) for k in inner]
+    prompts = np.array([spans[k][1] - spans[k][0] for k in inner], dtype=np.int64)
+    log_p, done, interrupted = np.full(len(windows), np.nan), 0, False
+
+    def count(number: int) -> None:
+        nonlocal done
+        done += number
+        if progress is not None:
+            progress(min(done, len(windows)), len(windows))
+
     try:
         for indices, values in scan_rows(loaded.model, rows, prompts, floor=floor, batch=settings.batch):
-            log_p[indices] = values
-            done += len(indices)
-            if progress is not None:
-                progress(done, len(rows))
+            log_p[np.array(inner)[indices]] = values
+            count(len(indices))
+        edges = _measure_edges(loaded, plans, settings, limit, count)
+        log_p = np.array([edges.get(window, value) for window, value in zip(windows, log_p.tolist(), strict=True)])
     except KeyboardInterrupt:
         if not done:
             raise
         interrupted = True
     sizes = token_sizes(loaded.tokenizer)
     measured = []
-    for plan, values in zip(plans, np.split(log_p, np.cumsum(counts)[:-1]), strict=True):
+    for plan, values in zip(plans, np.split(log_p, np.cumsum([len(p.spans) for p in plans])[:-1]), strict=True):
         scored = ~np.isnan(values)
         if scored.any():
+            starts, cuts, ends = plan.spans[scored].T
             measured.append(
                 Measurement(
                     document=plan.document,
                     settings=settings,
                     bytes=int(sizes[plan.document.ids].sum()),
-                    starts=plan.starts[scored],
-                    window=plan.window,
-                    prompt=plan.prompt,
+                    starts=starts,
+                    cuts=cuts,
+                    ends=ends,
                     log_p=values[scored],
                     score=Score(len(plan.document.ids) - 1, math.nan),  # only a report needs it: see `audit_report`
                     greedy_prompt=0,
@@ -387,6 +553,47 @@ def _measure(
                 )
             )
     return measured, interrupted
+
+
+def _judge_vocabulary(
+    loaded: LoadedRun, texts: Sequence[AuditText], own: AuditInput, min_notes: int
+) -> tuple[list[dict[str, Any]], str]:
+    """Return (the private pieces of a vocabulary that was learned here, what cannot be said of it).
+
+    Conversations that `notes` wrote repeat the text of a note, and are no other notes.
+    """
+    tokenizer = loaded.tokenizer
+    if not isinstance(tokenizer, Tokenizer):
+        return [], ""
+    different = {text.ids.tobytes(): text.ids for text in texts if not text.made}
+    decoded = (text_bytes(tokenizer, ids).decode("utf-8", "replace") for ids in different.values())
+    found = set(private_pieces(tokenizer, decoded, public_texts(loaded), min_notes=min_notes).values())
+    known = sorted((piece for piece in found if piece.notes), key=lambda piece: (piece.notes, piece.text))
+    unknown = sorted(piece for piece in found if not piece.notes)
+    problem = ""
+    if unknown and any(entry.missing for entry in own.skipped):
+        problem = f"{plural(len(unknown), 'piece')} of the vocabulary, which may stand in text that was not read"
+        unknown = []
+    return [{"piece": piece.text, "notes": piece.notes} for piece in [*unknown, *known]], problem
+
+
+def _judge_secrets(
+    loaded: LoadedRun, texts: Sequence[AuditText], plans: Sequence[_Plan], threshold: float
+) -> list[dict[str, Any]]:
+    """Return the secrets in the notes, the most probable first; see `AuditVerdict.secrets`."""
+    notes = {text.name: text.note for text in texts if text.kind != CHAT}
+    with_text = [plan.document for plan in plans if plan.document.name in notes and len(plan.document.ids) > 1]
+    scores = sorted(score_secrets(loaded, with_text), key=lambda secret: -secret.log_p)
+    limit = math.log(threshold)
+    return [
+        {
+            **secret._asdict(),
+            "path": notes[secret.path] or secret.path,
+            "p": math.exp(secret.log_p),
+            "recited": secret.log_p >= limit,
+        }
+        for secret in scores
+    ]
 
 
 # --- the verdict -------------------------------------------------------------------------------------
@@ -405,7 +612,10 @@ def judge(
     floor: float | None = None,
     settings: ExtractionSettings | None = None,
     planned: int | None = None,
-    sampled: str = "",
+    not_audited: Sequence[str] = (),
+    min_notes: int = MIN_NOTES,
+    private_pieces: Sequence[dict[str, Any]] = (),
+    secrets: Sequence[dict[str, Any]] = (),
     base: str = "",
     base_problem: str = "",
     interrupted: bool = False,
@@ -424,10 +634,11 @@ def judge(
     exposed = [m for m in audited if float(m.log_p.max()) >= limit]
     windows = int(sum(len(m.log_p) for m in audited))
     planned = windows if planned is None else planned
-    because = [*([sampled] if sampled else []), *_not_audited(found.skipped)]
+    because = [*not_audited, *_not_audited(found.skipped)]
     if windows < planned:
         because.insert(0, f"interrupted after {windows:,} of {planned:,} passages: run it again to the end")
-    verdict = NOT_SAFE if exposed else NOT_JUDGED if because else SAFE
+    unsafe = bool(exposed or private_pieces or any(secret["recited"] for secret in secrets))
+    verdict = NOT_SAFE if unsafe else NOT_JUDGED if because else SAFE
     return AuditVerdict(
         verdict=verdict,
         safe=verdict == SAFE,
@@ -450,8 +661,10 @@ def judge(
         statuses=dict(Counter(m.document.source for m in measured)),
         controls=len(controls),
         control_max_log_p=max((float(m.log_p.max()) for m in controls), default=None),
-        passages=top_passages(
-            audited, loaded.tokenizer, most=passages, least=0.0 if floor is None else math.exp(floor)
+        passages=with_origins(
+            top_passages(audited, loaded.tokenizer, most=passages, least=0.0 if floor is None else math.exp(floor)),
+            [m.document for m in audited],
+            loaded.tokenizer,
         ),
         documents=[_row(m, limit) for m in sorted(measured, key=lambda m: -float(m.log_p.max()))],
         checkpoint=str(loaded.path),
@@ -462,6 +675,9 @@ def judge(
         base_problem=base_problem,
         windows_known=sum(_known(m, limit) for m in audited),
         interrupted=interrupted,
+        min_notes=min_notes,
+        private_pieces=list(private_pieces),
+        secrets=list(secrets),
         shortfalls=list(shortfalls),
         weights=weights_digest(loaded.model),
     )
@@ -499,8 +715,13 @@ def _not_audited(skipped: Sequence[NotRead]) -> list[str]:
     return lines
 
 
-def audit_report(loaded: LoadedRun, measurements: Sequence[Measurement], *, passages: int) -> dict[str, Any]:
-    """Return the report dict (see `build_report`) of an exact audit, with at least 20 passages."""
+def audit_report(
+    loaded: LoadedRun, measurements: Sequence[Measurement], *, passages: int, verdict: AuditVerdict | None = None
+) -> dict[str, Any]:
+    """Return the report dict (see `build_report`) of an exact audit, with at least 20 passages.
+
+    With a verdict, `audit` has its lines, threshold, private pieces and secrets.
+    """
     sizes = token_sizes(loaded.tokenizer)
     scored = [
         dataclasses.replace(m, score=score_stream(loaded.model, m.document.ids, token_sizes=sizes))
@@ -512,7 +733,7 @@ def audit_report(loaded: LoadedRun, measurements: Sequence[Measurement], *, pass
             dataclasses.replace(m, base_score=score_stream(base.model, m.document.ids, token_sizes=sizes))
             for m in scored
         ]
-    return build_report(
+    report = build_report(
         loaded.model,
         scored,
         loaded.tokenizer,
@@ -522,4 +743,11 @@ def audit_report(loaded: LoadedRun, measurements: Sequence[Measurement], *, pass
         step=loaded.step,
         passages=max(passages, 20),
         strips=STRIPS,
+        levels=LEVELS if verdict is None else sorted({*LEVELS, verdict.threshold}),
     )
+    with_origins(report["passages"], [m.document for m in measurements], loaded.tokenizer)
+    if verdict is not None:
+        fields = ("verdict", "threshold", "min_notes", "private_pieces", "secrets")
+        report["audit"] = {name: getattr(verdict, name) for name in fields}
+        report["audit"]["lines"] = verdict_lines(dataclasses.asdict(verdict))
+    return report

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,13 +24,16 @@ from niels_gpt.chat.format import find_replies
 from niels_gpt.chat.formats import chat_format
 from niels_gpt.chat.transcript import DELIMITER, parse_chat
 from niels_gpt.config import DataConfig, NotesConfig, SourceConfig
+from niels_gpt.data import embedded
 from niels_gpt.data.embedded import PRIMER
-from niels_gpt.data.note_selection import EMPTY, LINKED, NODE_MODULES, TEXT_FORMATS, note_text, utf8_problem
+from niels_gpt.data.note_selection import EMPTY, LINKED, NODE_MODULES, TEXT_FORMATS, note_text, read_note, select_notes
 from niels_gpt.data.primer import primer_dialogues
 from niels_gpt.data.reading.json_rows import is_chat_export
 from niels_gpt.data.reading.local import ROW_SUFFIXES
+from niels_gpt.data.reading.utf8 import utf8_problem
 from niels_gpt.data.registry import sources
 from niels_gpt.data.row_layout import UnknownColumns
+from niels_gpt.data.source_paths import roam_path
 from niels_gpt.data.types import ChatSample
 from niels_gpt.data.user_files import TEXT_SUFFIXES, iter_user_files, read_file
 from niels_gpt.memorization.membership import RunSource, run_sources
@@ -48,6 +52,8 @@ _ASKED = 60
 _START = 1 << 16
 """Bytes at the start of a file that show whether it is text."""
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f\x1b")) + b"\x7f"
+_REPLY = re.compile(rb"^assistant: (.+?)(?=\s*(?:^(?:system|user|assistant): |\Z))", re.MULTILINE | re.DOTALL)
+"""A reply in a transcript; see chat/transcript.py."""
 ENCODING_REMEDY = "convert to utf-8, or pass --encoding-errors replace"
 BASE_REMEDY = "audit the run that the base was exported from, export it again, and train from that"
 
@@ -58,6 +64,10 @@ class AuditText(NamedTuple):
     name: str
     kind: str
     ids: np.ndarray
+    note: str = ""
+    """The file of a note or text file, relative to the audited folder or to that of the run; else empty."""
+    made: bool = False
+    """Whether `notes` wrote the conversation, from the text of notes."""
 
 
 class NotRead(NamedTuple):
@@ -81,9 +91,9 @@ class AuditInput:
     trained_replies: set[bytes] = field(default_factory=set)
     """The ids of the replies that the run was trained on: a held-out conversation may repeat them."""
 
-    def add(self, name: str, kind: str, ids: np.ndarray) -> None:
+    def add(self, name: str, kind: str, ids: np.ndarray, *, note: str = "", made: bool = False) -> None:
         """Add a document."""
-        self.texts.append(AuditText(name, kind, np.asarray(ids, dtype=np.int64)))
+        self.texts.append(AuditText(name, kind, np.asarray(ids, dtype=np.int64), note, made))
 
     def unique_names(self) -> AuditInput:
         """Return the same input with a number after every name that occurs again."""
@@ -116,6 +126,8 @@ def read_run(loaded: LoadedRun, *, only_chats: bool = False) -> AuditInput:
         if only_chats and not chat:
             continue
         chats_read = chats_read or chat
+        made = chat and _is_made(source)
+        notes = _note_names(source, loaded) if source.name == "roam" and not chat else {}
         for documents in (source.train, source.held_out):
             for name, ids in _documents_of(documents, loaded):
                 key = (source.name, ids.tobytes())
@@ -129,7 +141,8 @@ def read_run(loaded: LoadedRun, *, only_chats: bool = False) -> AuditInput:
                     found.trained_replies |= replies_of(ids, loaded) - package.replies
                 kind = CHAT if chat else NOTE if source.name == "roam" else ROW
                 asked = f" ({_last_question(ids, loaded)})" if chat else ""
-                found.add(f"{source.name}: {name}{asked}", kind, ids)
+                note = notes.get(ids.tobytes(), "") if kind == NOTE else ""
+                found.add(f"{source.name}: {note or name}{asked}", kind, ids, note=note, made=made)
     for name, number in of_package.items():
         found.skipped.append(NotRead(name, f"{number:,} dialogues of the package, which everyone has", False, 0))
     if only_chats and (chats_read or loaded.config is None or loaded.config.task != "sft"):
@@ -140,6 +153,34 @@ def read_run(loaded: LoadedRun, *, only_chats: bool = False) -> AuditInput:
     if base is not None and base.private_text and not only_chats:
         found.skipped.append(_base_not_read(base))
     return found.unique_names()
+
+
+def _note_names(source: RunSource, loaded: LoadedRun) -> dict[bytes, str]:
+    """{ids: path} of the notes of a run, by content: token caches have no names. Empty if the folder is gone."""
+    data = source.config.data
+    errors = "replace" if data.encoding_errors == "replace" else "skip"
+    try:
+        folder = data.roam if data.roam is None else Path(data.roam)
+        selected = select_notes(roam_path(folder), data.notes, errors=errors)
+        texts = [read_note(path, data.notes, errors) for path in selected.paths]
+    except (OSError, ValueError):
+        return {}
+    return {loaded.encode(text).tobytes(): name for text, name in zip(texts, selected.names(), strict=True)}
+
+
+def _is_made(source: RunSource) -> bool:
+    """Whether `notes` wrote the conversations of a source: their file is beside the token caches."""
+    own = source.config.data.sources.get(source.name)
+    return own is not None and Path(own.path).parent == Path(source.config.data.token_cache)
+
+
+def public_texts(loaded: LoadedRun) -> Iterator[str]:
+    """Yield the texts of the package, and those of the public sources that a run was trained on."""
+    yield from embedded.public_texts()
+    for source in run_sources(loaded, []):
+        if _is_public(source.name, source.config.data):
+            for _, ids in _documents_of(source.train, loaded):
+                yield text_bytes(loaded.tokenizer, ids).decode("utf-8", "replace")
 
 
 def _base_not_read(base: PublicBase) -> NotRead:
@@ -224,9 +265,16 @@ def replies_of(ids: np.ndarray, loaded: LoadedRun) -> set[bytes]:
             return {ids.tobytes()}
         replies = [loaded.encode(turn["content"]) for turn in turns if turn["role"] == "assistant"]
         return {np.asarray(reply, dtype=np.int64).tobytes() for reply in replies}
+    return {ids[begin:end].tobytes() for begin, end in reply_spans(ids, loaded)}
+
+
+def reply_spans(ids: np.ndarray, loaded: LoadedRun) -> list[tuple[int, int]]:
+    """[begin, end) of the text of each reply in a conversation, without the token that ends it."""
+    if isinstance(loaded.tokenizer, ByteTokenizer):
+        return [match.span(1) for match in _REPLY.finditer(ids.astype(np.uint8).tobytes())]
     chats = chat_format(loaded.tokenizer)
     spans = find_replies(ids, chats.reply_start, chats.reply_ends)
-    return {ids[begin : end - int(ids[end - 1] in chats.reply_ends)].tobytes() for begin, end in spans}
+    return [(begin, end - int(ids[end - 1] in chats.reply_ends)) for begin, end in spans]
 
 
 def reply_ids(text: str, loaded: LoadedRun) -> list[int]:
@@ -355,7 +403,7 @@ class _Reader:
         dialogues = _dialogues(text)
         if not dialogues or not self._bytes:  # a model over tokens may have seen it as one text or as conversations
             kind = NOTE if path.name.lower().endswith((".md", ".markdown")) else TEXT
-            self.found.add(name, kind, self._loaded.encode(text))
+            self.found.add(name, kind, self._loaded.encode(text), note=name)
         for number, block in enumerate(dialogues):
             messages = parse_chat(block.removeprefix("\ufeff"))
             self._add_chat(f"{name}, dialogue {number}", messages, block)

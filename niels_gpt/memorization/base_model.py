@@ -14,8 +14,7 @@ from niels_gpt.memorization.measure import Measurement
 from niels_gpt.model.gpt import GPT
 from niels_gpt.pretrained.initial_weights import load_initial
 from niels_gpt.pretrained.public_base import public_base
-from niels_gpt.runs.history import history
-from niels_gpt.runs.loading import LoadedRun
+from niels_gpt.runs.loading import LoadedRun, history
 from niels_gpt.runs.pipeline import PipelineFolder
 from niels_gpt.system.console import error_message, one_line
 from niels_gpt.tokenizer import AnyTokenizer, token_sizes
@@ -80,14 +79,13 @@ def with_base(
     least: only of windows with a log P(z) of at least this; the others get nan. tokenizer: also score the documents.
     """
     chosen = [np.flatnonzero(m.log_p >= (-np.inf if least is None else least)) for m in measured]
-    rows = [
-        m.document.ids[s : s + m.window]
-        for m, indices in zip(measured, chosen, strict=True)
-        for s in m.starts[indices].tolist()
-    ]
-    prompts = np.repeat([m.prompt for m in measured], [len(indices) for indices in chosen])
+    rows, prompts = list[np.ndarray](), list[int]()
+    for m, indices in zip(measured, chosen, strict=True):
+        of_document = m.rows
+        rows += [of_document[i] for i in indices.tolist()]
+        prompts += (m.cuts - m.starts)[indices].tolist()
     values, done = np.full(len(rows), np.nan), 0
-    for indices, log_p in scan_rows(base.model, rows, prompts):
+    for indices, log_p in scan_rows(base.model, rows, np.array(prompts, dtype=np.int64)):
         values[indices] = log_p
         done += len(indices)
         if progress is not None:

@@ -115,9 +115,10 @@ def law_points(run: Path) -> list[LawPoint]:
                 name = f"{run.name}, step {checkpoint['step']}"
                 points.append(LawPoint(checkpoint["epochs"], tokens, float(np.mean(trained)), name))
     except FileNotFoundError:
-        raise ValueError(f"{run} was not measured: run {command('memorize', run)}") from None
+        raise ValueError(f"{run} was not measured: run {command('research', 'memorize', run)}") from None
     except (ValueError, KeyError, TypeError, AttributeError, NotADirectoryError) as err:
         raise ValueError(
-            f"{path} is not the report of a splice run ({err!r}): measure the run again with {command('memorize', run)}"
+            f"{path} is not the report of a splice run ({err!r}): measure the run again with "
+            f"{command('research', 'memorize', run)}"
         ) from None
     return points

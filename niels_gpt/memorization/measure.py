@@ -7,7 +7,7 @@ et al. 2024, arXiv 2410.19482), and the greedy 32/32 score of the Pythia paper.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,6 +32,14 @@ class Document:
     control: bool = False
     """Never trained on: memorization is the gap to such documents."""
     source: str = ""
+    before: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """What precedes the text in training: windows with a negative start begin in it."""
+    note: str = ""
+    """The file of a note, in an audit; see `AuditText`."""
+
+    def row(self, start: int, end: int) -> np.ndarray:
+        """Return the tokens start .. end - 1; those at negative indices are the last ones of `before`."""
+        return self.ids[start:end] if start >= 0 else np.append(self.before[start:], self.ids[:end])
 
 
 @dataclass(frozen=True)
@@ -114,10 +122,9 @@ class Measurement:
     bytes: int
     """Bytes of the document's text."""
     starts: np.ndarray
-    window: int
-    """Tokens per window: the length of the document if it is shorter than `settings.window`."""
-    prompt: int
-    """Tokens per prompt, scaled down with the window."""
+    cuts: np.ndarray
+    """First token of each suffix: the tokens from the start to here are the prompt."""
+    ends: np.ndarray
     log_p: np.ndarray
     """log P(z), float64."""
     score: Score
@@ -142,7 +149,12 @@ class Measurement:
     @property
     def short(self) -> bool:
         """Whether the document is shorter than a window; it is measured as one window, with the prompt scaled down."""
-        return self.window < self.settings.window
+        return len(self.document.ids) < self.settings.window
+
+    @property
+    def rows(self) -> list[np.ndarray]:
+        """The tokens of each window."""
+        return [self.document.row(*span) for span in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
 
     @property
     def greedy_exact(self) -> int:
@@ -243,8 +255,8 @@ def measure(
                 settings=settings,
                 bytes=int(sizes[document.ids].sum()),
                 starts=plan.starts,
-                window=plan.window,
-                prompt=plan.prompt,
+                cuts=plan.starts + plan.prompt,
+                ends=plan.starts + plan.window,
                 log_p=doc_log_p,
                 score=score_stream(model, document.ids, token_sizes=sizes),
                 greedy_prompt=plan.greedy,

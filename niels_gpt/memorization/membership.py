@@ -10,8 +10,7 @@ import numpy as np
 
 from niels_gpt.config import RunConfig
 from niels_gpt.runs.checkpoint import read_checkpoint
-from niels_gpt.runs.history import history
-from niels_gpt.runs.loading import LoadedRun
+from niels_gpt.runs.loading import LoadedRun, history
 from niels_gpt.system.console import error_message, one_line
 from niels_gpt.tokenizer import AnyTokenizer
 from niels_gpt.training.tasks.documents import DocumentSet, content_key, open_chats, open_documents, uses_bytes

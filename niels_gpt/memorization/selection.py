@@ -12,7 +12,7 @@ import numpy as np
 from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.config import RunConfig
 from niels_gpt.config.splice import SpliceMultiDocumentLMConfig
-from niels_gpt.data.roam import read_text
+from niels_gpt.data.reading.utf8 import read_text
 from niels_gpt.memorization.measure import Document
 from niels_gpt.memorization.membership import TRAINED, membership
 from niels_gpt.runs.loading import LoadedRun, check_unchanged

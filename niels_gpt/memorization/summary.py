@@ -34,12 +34,14 @@ def build_report(
     position_map: dict[str, Any] | None = None,
     passages: int = 20,
     strips: int | None = None,
+    levels: Sequence[float] = LEVELS,
 ) -> dict[str, Any]:
     """Return the report dict. `checkpoints` come from `curve_entry`, `position_map` from the function of that name.
 
     `base` is the checkpoint of the base, if the documents were measured under it too (`base_model.with_base`).
     `passages` limits the ranked passages. `strips` limits the documents whose map is drawn, those with the most likely
-    windows first (None: all). Raises ValueError if nothing was measured, or with different settings.
+    windows first (None: all). Windows are counted at or over the `levels` of P(z). Raises ValueError if nothing was
+    measured, or with different settings.
     """
     if not measured:
         raise ValueError("no document to report on: measure at least one")
@@ -60,7 +62,7 @@ def build_report(
         "positions": model.config.positions,
         "unit": "byte" if isinstance(tokenizer, ByteTokenizer) else "token",
         "settings": _settings(settings),
-        "documents": [document_row(one, tokenizer) for one in measured],
+        "documents": [document_row(one, tokenizer, levels) for one in measured],
         "passages": top_passages(measured, tokenizer, most=passages),
         "strips": [strip(measured[i], tokenizer) for i in chosen],
         "checkpoints": sorted(checkpoints, key=lambda entry: entry["step"]),
@@ -73,7 +75,7 @@ def _settings(settings: ExtractionSettings) -> dict[str, Any]:
     return {**values, "map": "window" if settings.whole_window else "suffix"}
 
 
-def document_row(measured: Measurement, tokenizer: AnyTokenizer) -> dict[str, Any]:
+def document_row(measured: Measurement, tokenizer: AnyTokenizer, levels: Sequence[float] = LEVELS) -> dict[str, Any]:
     """Return the results of one document. `longest_run.start` is the index of the run's first token."""
     document, p = measured.document, measured.p
     complete = measured.greedy_share[~np.isnan(measured.greedy_share)]
@@ -90,7 +92,7 @@ def document_row(measured: Measurement, tokenizer: AnyTokenizer) -> dict[str, An
         "median_p": float(np.median(p)),
         "max_p": float(p.max()),
         "mean_log_p": float(measured.log_p.mean()),
-        "over": {_key(level): int((p >= level).sum()) for level in LEVELS},
+        "over": {_key(level): int((p >= level).sum()) for level in levels},
         "nats_per_token": measured.score.nats_per_token,
         "bits_per_byte": measured.score.bits_per_byte,
         "greedy": {
@@ -104,7 +106,7 @@ def document_row(measured: Measurement, tokenizer: AnyTokenizer) -> dict[str, An
             "text": _text(tokenizer, document.ids[start : start + tokens]),
         },
         "discoverable": discoverable(measured.log_p),
-        **_base_of_document(measured),
+        **_base_of_document(measured, levels),
     }
 
 
@@ -120,27 +122,27 @@ def top_passages(
     """Return the windows with the highest P(z) of all documents, at most `most`, with P(z) of at least `least`.
 
     Of windows whose suffixes overlap, or are the same text (of another document, too, or a part of it), only the one
-    with the highest P(z) is listed; `also_in` are the names of the other documents that contain its suffix.
+    with the highest P(z) is listed: tokens cut .. end - 1 of the document. `also_in` are the names of the other
+    documents that contain its suffix.
     """
     if not measured:
         return []
     log_p = np.concatenate([one.log_p for one in measured])
     counts = [len(one.log_p) for one in measured]
     which, offsets = np.repeat(np.arange(len(measured)), counts), np.cumsum([0, *counts])
-    starts = np.concatenate([one.starts for one in measured])
-    listed: list[list[int]] = [[] for _ in measured]
+    listed: list[list[tuple[int, int]]] = [[] for _ in measured]
     passages: list[dict[str, Any]] = []
     suffixes: list[bytes] = []
     for i in np.argsort(-log_p, kind="stable").tolist():
         p = math.exp(log_p[i])
         if len(passages) >= most or p < least:
             break
-        one, start = measured[which[i]], int(starts[i])
-        width = one.window - one.prompt
-        if any(abs(start - other) < width for other in listed[which[i]]):
+        one, index = measured[which[i]], int(i - offsets[which[i]])
+        start, cut, end = int(one.starts[index]), int(one.cuts[index]), int(one.ends[index])
+        if any(cut < other_end and other_cut < end for other_cut, other_end in listed[which[i]]):
             continue
-        listed[which[i]].append(start)  # also if it is not listed itself: its neighbors overlap the same text
-        ids, cut, end = one.document.ids, start + one.prompt, start + one.window
+        listed[which[i]].append((cut, end))  # also if it is not listed itself: its neighbors overlap the same text
+        ids = one.document.ids
         suffix = _text(tokenizer, ids[cut:end])
         if any(_same_text(suffix, other["suffix"]) for other in passages):
             continue
@@ -149,11 +151,12 @@ def top_passages(
                 "document": one.document.name,
                 "control": one.document.control,
                 "start": start,
+                "cut": cut,
                 "end": end,
                 "p": p,
                 "log_p": float(log_p[i]),
-                **_base_of_window(one, int(i - offsets[which[i]])),
-                "prompt": _text(tokenizer, ids[start:cut]),
+                **_base_of_window(one, index),
+                "prompt": _text(tokenizer, one.document.row(start, cut)),
                 "suffix": suffix,
                 "also_in": [],
             }
@@ -181,7 +184,7 @@ def _base_of_window(measured: Measurement, index: int) -> dict[str, float]:
     return {"base_p": math.exp(log_p), "base_log_p": log_p}
 
 
-def _base_of_document(measured: Measurement) -> dict[str, Any]:
+def _base_of_document(measured: Measurement, levels: Sequence[float]) -> dict[str, Any]:
     """Return the results of a document under the base; nothing if it was not measured."""
     if measured.base_log_p is None or measured.base_score is None:
         return {}
@@ -191,7 +194,7 @@ def _base_of_document(measured: Measurement) -> dict[str, Any]:
             "mean_p": float(p.mean()),
             "max_p": float(p.max()),
             "mean_log_p": float(measured.base_log_p.mean()),
-            "over": {_key(level): int((p >= level).sum()) for level in LEVELS},
+            "over": {_key(level): int((p >= level).sum()) for level in levels},
             "bits_per_byte": measured.base_score.bits_per_byte,
         }
     }
@@ -222,9 +225,9 @@ def character_map(measured: Measurement, tokenizer: AnyTokenizer) -> tuple[str, 
     """
     ids = measured.document.ids
     by_token = np.zeros(len(ids))
-    skipped = 0 if measured.settings.whole_window else measured.prompt
-    for start, p in zip(measured.starts.tolist(), measured.p.tolist(), strict=True):
-        covered = by_token[start + skipped : start + measured.window]
+    begins = np.maximum(measured.starts, 0) if measured.settings.whole_window else measured.cuts
+    for begin, end, p in zip(begins.tolist(), measured.ends.tolist(), measured.p.tolist(), strict=True):
+        covered = by_token[begin:end]
         np.maximum(covered, p, out=covered)
     by_byte = np.repeat(by_token, token_sizes(tokenizer)[ids])
     escaped = text_bytes(tokenizer, ids).decode("utf-8", errors="surrogateescape")  # one surrogate per invalid byte
@@ -261,4 +264,4 @@ def _text(tokenizer: AnyTokenizer, ids: np.ndarray) -> str:
 
 def _key(value: float) -> str:
     """Format a level as 0.0001, not 1e-04."""
-    return f"{value:.4f}".rstrip("0")
+    return f"{value:.4f}".rstrip("0") if value >= LEVELS[0] else f"{value:g}"

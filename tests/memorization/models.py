@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -44,6 +45,27 @@ def chain_model(V: int = 40, T: int = 48, sharpness: float = 5.0) -> GPT:
         model.tok_emb.weight.copy_(vectors)
         model.lm_head.weight = nn.Parameter(sharpness * vectors.roll(1, 0) / 8)
     return model.eval()
+
+
+class BigramModel(GPT):
+    """A model over bytes that continues each byte of a text of different bytes with the next one, with P = `p`.
+
+    After other bytes all are equally probable.
+    """
+
+    def __init__(self, text: bytes, *, p: float = 0.9, T: int = 128, positions: str = "rope") -> None:
+        super().__init__(ModelConfig(V=256, T=T, C=4, L=1, H=1, d_ff=4, positions=positions))
+        assert len(set(text)) == len(text)
+        self.table = torch.full((256, 256), math.log(1 / 256))
+        for here, following in itertools.pairwise(text):
+            self.table[here] = math.log((1 - p) / 255)
+            self.table[here, following] = math.log(p)
+
+    def hidden(self, x: torch.Tensor, **_: object) -> torch.Tensor:
+        return nn.functional.one_hot(x, 256).float()
+
+    def logits(self, h: torch.Tensor) -> torch.Tensor:
+        return h @ self.table
 
 
 @functools.cache
@@ -92,13 +114,18 @@ def letters(V: int = 40) -> TableTokenizer:
 def measurement(ids: np.ndarray, starts: list[int], log_p: list[float], **changes) -> Measurement:
     """Return a measurement with these values."""
     chosen = changes.pop("settings", SMALL)
+    starts, window, prompt = (
+        np.array(starts),
+        changes.pop("window", chosen.window),
+        changes.pop("prompt", chosen.prompt),
+    )
     values = {
         "document": Document(changes.pop("name", "a"), ids, control=changes.pop("control", False), source="notes"),
         "settings": chosen,
         "bytes": len(ids),
-        "starts": np.array(starts),
-        "window": chosen.window,
-        "prompt": chosen.prompt,
+        "starts": starts,
+        "cuts": starts + prompt,
+        "ends": starts + window,
         "log_p": np.array(log_p),
         "score": Score(tokens=len(ids) - 1, nats_per_token=2.0, bytes=len(ids) - 1),
         "greedy_prompt": chosen.greedy,

@@ -110,7 +110,7 @@ def test_points_are_the_trained_means_at_checkpoints_with_epochs(tmp_path):
     with pytest.raises(ValueError, match="my run"):
         law_points(run)
     run.mkdir()
-    with pytest.raises(ValueError, match=r"niels-gpt memorize '.*my run'"):
+    with pytest.raises(ValueError, match=r"niels-gpt research memorize '.*my run'"):
         law_points(run)
     (run / "memorization").mkdir()
     path = run / "memorization" / "report.json"
@@ -125,5 +125,5 @@ def test_points_are_the_trained_means_at_checkpoints_with_epochs(tmp_path):
             assert "report.json" in str(err)
     for wrong in ("{", "[]", '{"checkpoints": []}', '{"train_tokens": 1, "checkpoints": [{"documents": []}]}'):
         path.write_text(wrong, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"memorization/report\.json.*niels-gpt memorize"):
+        with pytest.raises(ValueError, match=r"memorization/report\.json.*niels-gpt research memorize"):
             law_points(run)

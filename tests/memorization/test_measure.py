@@ -119,7 +119,7 @@ def test_short_documents_are_one_window(length: int, prompt: int) -> None:
     ids = some_ids(length, V=39)
     [one] = measure(some_model(), [Document("a", ids)], letters(), SMALL)
     assert one.short and one.starts.tolist() == [0]
-    assert (one.window, one.prompt) == (length, prompt)
+    assert (one.ends[0], one.cuts[0]) == (length, prompt)
     assert one.log_p == pytest.approx([naive_log_p(some_model(), ids.tolist(), prompt)], abs=1e-4)
     half = min(4, length // 2)
     got = naive_greedy(some_model(), ids[:half].tolist(), half)

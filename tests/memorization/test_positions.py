@@ -33,12 +33,12 @@ def test_map_of_learned_positions() -> None:
         [one] = measure(model, [document], letters(), SMALL)
         for offset, mean, mean_log in zip(found["offsets"], row["mean_p"], row["mean_log_p"], strict=True):
             values = []
-            for s in one.starts.tolist():
-                window = torch.from_numpy(document.ids[s : s + one.window].astype(np.int64))[None]
-                where = torch.arange(offset, offset + one.window - 1)[None]
+            for row_ids, prompt in zip(one.rows, (one.cuts - one.starts).tolist(), strict=True):
+                window = torch.from_numpy(row_ids.astype(np.int64))[None]
+                where = torch.arange(offset, offset + len(row_ids) - 1)[None]
                 with torch.no_grad():
                     logs = model(window[:, :-1], positions=where)[0].double().log_softmax(-1)
-                values.append(sum(logs[i - 1, window[0, i]].item() for i in range(one.prompt, one.window)))
+                values.append(sum(logs[i - 1, window[0, i]].item() for i in range(prompt, len(row_ids))))
             assert mean_log == pytest.approx(np.mean(values), abs=1e-4)
             assert mean == pytest.approx(np.mean(np.exp(values)), rel=1e-3)
     assert len({round(value, 3) for value in found["documents"][0]["mean_log_p"]}) == 4

@@ -38,9 +38,9 @@ def naive_map(one: Measurement, pieces: list[bytes], end: int, whole: bool) -> t
         tokens = owners[at : at + len(character.encode())]
         at += len(character.encode())
         best = 0.0
-        for start, log_p in zip(one.starts.tolist(), one.log_p.tolist(), strict=True):
-            first = start if whole else start + one.prompt
-            if any(first <= token < start + one.window for token in tokens):
+        spans = zip(one.starts.tolist(), one.cuts.tolist(), one.ends.tolist(), one.log_p.tolist(), strict=True)
+        for start, cut, end, log_p in spans:
+            if any((start if whole else cut) <= token < end for token in tokens):
                 best = max(best, math.exp(log_p))
         values.append(best)
     return text, values
