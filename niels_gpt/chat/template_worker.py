@@ -1,7 +1,6 @@
 """Render one Jinja template in a process without files, network or much memory. Run as a script, not imported.
 
-The first line of the input is the template, each further line a list of renderings; each line is answered by one line,
-all as JSON. `template_process.py` starts it. The environment is that of transformers: its options, its filter `tojson`,
+`template_process.py` starts it. The environment is that of transformers: its options, its filter `tojson`,
 `raise_exception`, `strftime_now` and the tag `generation`. A template is code of others: the sandbox keeps it from
 Python's objects, and the limits of the process keep it from everything else.
 """
@@ -11,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import resource
-import sys
 from typing import Any
 
 import jinja2
@@ -20,8 +17,8 @@ import jinja2.ext
 import jinja2.nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
-MEMORY = 1 << 30
-CPU_SECONDS = 10
+from niels_gpt.system.limited_worker import MEMORY, answer_lines
+
 MOST_CHARACTERS = 16 << 20
 
 
@@ -98,31 +95,28 @@ def render(template: Any, call: dict[str, Any]) -> dict[str, str]:
         return {"error": str(err) or type(err).__name__}
 
 
-def limit_process() -> None:
-    """From now on no file or socket can be opened, no byte written to a file, and memory is limited."""
-    for name, value in (
-        ("RLIMIT_NOFILE", 0),
-        ("RLIMIT_FSIZE", 0),
-        ("RLIMIT_NPROC", 0),
-        ("RLIMIT_CORE", 0),
-        ("RLIMIT_AS", MEMORY),
-    ):
-        with contextlib.suppress(AttributeError, ValueError, OSError):  # not on this system
-            resource.setrlimit(getattr(resource, name), (value, value))
+class Renderer:
+    """Answers requests: the first one is the template, each further one a list of renderings."""
 
+    def __init__(self) -> None:
+        self._template: Any = None
 
-def limit_time() -> None:
-    """Let the kernel end the process after CPU_SECONDS more seconds of computing."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    soft = int(used.ru_utime + used.ru_stime) + CPU_SECONDS + 1
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    def __call__(self, request: Any) -> Any:
+        """Return what is wrong with the template (None: nothing), or a list of what `render` returns."""
+        if self._template is not None:
+            return [render(self._template, call) for call in request]
+        try:
+            self._template = compile_template(request)
+        except jinja2.TemplateSyntaxError as err:
+            return f"has a syntax error in line {err.lineno}: {err.message}"
+        except (MemoryError, RecursionError) as err:
+            return f"cannot be compiled: {type(err).__name__}"
+        return None
 
 
 def main() -> None:
-    """Answer lines until the input ends."""
+    """Load what is loaded late, before no file can be opened any more; then answer."""
     now = {"now": "2024-07-26T00:00:00", "variables": {"x": [{"a": 1}]}}
-    # Load what is loaded late, before no file can be opened any more.
     for source in (
         "{{ x | tojson }}{{ strftime_now('%d %b %Y') }}",
         "{{ raise_exception('') }}",
@@ -132,22 +126,7 @@ def main() -> None:
         render(compile_template(source), now)
     with contextlib.suppress(jinja2.TemplateSyntaxError):
         compile_template("{% if %}")
-    limit_process()
-    template = None
-    for line in sys.stdin:
-        limit_time()
-        request = json.loads(line)
-        if template is None:
-            try:
-                template = compile_template(request)
-                answer: Any = None
-            except jinja2.TemplateSyntaxError as err:
-                answer = f"has a syntax error in line {err.lineno}: {err.message}"
-            except (MemoryError, RecursionError) as err:
-                answer = f"cannot be compiled: {type(err).__name__}"
-        else:
-            answer = [render(template, call) for call in request]
-        print(json.dumps(answer), flush=True)
+    answer_lines(Renderer())
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from niels_gpt.data.registry import is_private
 from niels_gpt.memorization.audit import (
+    LAST_AUDIT,
     NOT_JUDGED,
     NOT_SAFE,
     SAFE,
@@ -22,17 +23,19 @@ from niels_gpt.memorization.audit import (
     AuditVerdict,
     audit_notes,
     counts_text,
+    findings,
 )
 from niels_gpt.memorization.measure import ExtractionSettings
 from niels_gpt.memorization.membership import run_history, source_names
 from niels_gpt.memorization.run import ProgressBar, no_progress
 from niels_gpt.model.digest import weights_digest
 from niels_gpt.pretrained.public_base import public_base
-from niels_gpt.runs.catalog import pipeline_of
 from niels_gpt.runs.loading import LoadedRun
+from niels_gpt.runs.pipeline import pipeline_of
 from niels_gpt.system import files
 from niels_gpt.system.console import error_message, one_line, plural
 from niels_gpt.system.json_text import parse_json
+from niels_gpt.system.optional_writes import optional_write
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 from niels_gpt.training.tasks.registry import licence_in
@@ -75,8 +78,9 @@ class Clearance:
             return f"Not audited. {unknown}" + ("; after that, public text only." if self.trained else ".")
         return (
             f"{self.verdict['verdict']}: {counts_text(self.verdict)} of the training text."
-            f"{_known_before(self.verdict)} P(z) is the probability that the model, given the first half of a passage, "
-            "continues with exactly the second half. Paraphrases and short secrets are not covered."
+            f"{_known_before(self.verdict)}{_vocabulary(self.verdict)} P(z) is the probability that the model, given "
+            "the first half of a passage, continues with exactly the second half. Paraphrases and short secrets are "
+            "not covered."
         )
 
 
@@ -156,7 +160,9 @@ def _folders(loaded: LoadedRun) -> list[Path]:
 def _shortfalls(verdict: dict[str, Any]) -> list[str]:
     """Return why a verdict does not clear a model, whatever it says; audits of older versions do not tell."""
     early = ["it was interrupted"] if verdict["interrupted"] else []
-    return early + list(verdict.get("shortfalls", ["an older version made it, which did not record its limits"]))
+    if "private_pieces" not in verdict:
+        early.append("an older version made it, which judged neither the starts of texts nor the vocabulary")
+    return early + list(verdict.get("shortfalls", []))
 
 
 def _worst(verdicts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -176,12 +182,15 @@ def audit(loaded: LoadedRun, *, progress: ProgressBar = no_progress) -> AuditVer
 
 
 def remember(loaded: LoadedRun, verdict: AuditVerdict, out: Path | None = None) -> str:
-    """Store a verdict in the run, for its export; return why an export will not accept it, in one line, or "".
+    """Store a verdict in the run, for its report and export; return in one line why an export refuses it, or "".
 
     out: where it is written already. NOT SAFE is not replaced: text that is gone from the data is still in the weights.
     """
     fields = asdict(verdict)
     shortfalls = _shortfalls(fields)
+    if loaded.home is not None and not verdict.interrupted:
+        with optional_write(loaded.home.path / LAST_AUDIT):
+            files.write_json(loaded.home.path / LAST_AUDIT, fields, mode=0o600)
     if loaded.home is None or shortfalls:
         if verdict.verdict == NOT_SAFE or loaded.home is None or not private_sources(loaded):
             return ""
@@ -231,7 +240,7 @@ def refusal(clearance: Clearance, where: Path) -> Refusal | None:
         )
     if clearance.judgment == NOT_SAFE:
         return Refusal(
-            f"{where} is NOT SAFE to publish: it recites {_recited(clearance.verdict)} of its training text",
+            f"{where} is NOT SAFE to publish: {'; '.join(findings(clearance.verdict))}",
             _advice(clearance.verdict),
         )
     return Refusal(
@@ -245,7 +254,8 @@ def _advice(verdict: dict[str, Any]) -> str:
     """Return what helps against recited passages: training again does not remove what the base knows."""
     known, over = verdict.get("windows_known", 0), verdict["windows_over"]
     if not known:
-        return "remove them from the data and train again, or export it with --anyway"
+        again = "remove them from the data and train again" if over else "train again, with a new tokenizer"
+        return f"{again}, or export it with --anyway"
     if known < over:
         return (
             f"the base knows {known:,} of them already, and {over - known:,} were learned here: remove those from the "
@@ -258,13 +268,15 @@ def _advice(verdict: dict[str, Any]) -> str:
     )
 
 
+def _vocabulary(verdict: dict[str, Any]) -> str:
+    """Return a sentence about the private pieces of the vocabulary, or nothing; it does not name them."""
+    pieces = verdict.get("private_pieces")
+    return f" Its vocabulary has {plural(len(pieces), 'piece')} that few of the notes have." if pieces else ""
+
+
 def _known_before(verdict: dict[str, Any]) -> str:
     """Return a sentence about what the base knew of the passages at or over the threshold, or nothing."""
     known, over = verdict.get("windows_known", 0), verdict["windows_over"]
     if not verdict.get("base") or not over:
         return ""
     return f" Of these {plural(over, 'passage')} the base knew {known:,} before; {over - known:,} were learned here."
-
-
-def _recited(verdict: dict[str, Any]) -> str:
-    return f"{plural(verdict['windows_over'], 'passage')} of {plural(verdict['notes_exposed'], 'document')}"

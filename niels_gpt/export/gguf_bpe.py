@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from niels_gpt.tokenizer.piece_text import BLOCK, byte_of_piece, byte_piece
+from niels_gpt.tokenizer.vocabulary_files import QWEN2_PATTERN
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _WORDS + r"\p{N}{1,3}" + _REST
-_QWEN2 = _WORDS + r"\p{N}" + _REST
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False}
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": BLOCK}
 _PREFIX = {"type": "Prepend", "prepend": BLOCK}
@@ -141,7 +141,7 @@ def _pre_name(pre: Any) -> str:
             return "smollm"
         if not uses_regex and len(before) == 1 and before[0].get("type") == "Split":
             pattern = before[0].get("pattern", {}).get("Regex")
-            known = {_LLAMA3: "llama-bpe", _QWEN2: "qwen2"}
+            known = {_LLAMA3: "llama-bpe", QWEN2_PATTERN: "qwen2"}
             if before[0].get("behavior") == "Isolated" and not before[0].get("invert") and pattern in known:
                 return known[pattern]
     types = ", ".join(str(step.get("type")) for step in steps) or "none"

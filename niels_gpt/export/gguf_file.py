@@ -120,11 +120,14 @@ def _kind_of(name: str, weight: torch.Tensor, kind: str) -> GGMLQuantizationType
 _BLOCKS = {
     ("rmsnorm", "swiglu", "rope"): "llama",
     ("layernorm", "gelu", "rope"): "gptneox",
+    ("layernorm", "gelu_tanh", "rope"): "gptneox",
     ("layernorm", "gelu", "learned"): "gpt2",
+    ("layernorm", "gelu_tanh", "learned"): "gpt2",
 }
+"""llama.cpp computes every GELU as gelu_tanh."""
 _LACKS = {
-    "llama": (),
-    "qwen3": ("rope_scale",),
+    "llama": ("bias",),
+    "qwen3": ("rope_scale", "bias"),
     "gptneox": ("rope_scale", "head_dim", "qk_norm"),
     "gpt2": ("head_dim", "qk_norm"),
 }
@@ -174,7 +177,7 @@ def _add_config(writer: GGUFWriter, config: ModelConfig, kind: str, name: str) -
 def _tensors(model: GPT, architecture: str) -> Iterator[NamedWeight]:
     """Yield (name, weight) of each tensor of the file.
 
-    llama.cpp expects biases in a `gptneox` and a `gpt2`; ours are zero.
+    llama.cpp expects biases in a `gptneox` and a `gpt2`; zeros if the model has none.
     """
     weights, config = model.weights(), model.config
     biased = architecture in ("gptneox", "gpt2")
@@ -187,7 +190,7 @@ def _tensors(model: GPT, architecture: str) -> Iterator[NamedWeight]:
     yield "token_embd.weight", weights.embedding
     if weights.positions is not None:
         yield "position_embd.weight", weights.positions
-    yield from with_bias("output_norm", weights.norm.weight)
+    yield from with_bias("output_norm", weights.norm.weight, weights.norm.bias)
     if architecture == "gptneox" or not config.tie_embeddings:
         yield "output.weight", model.lm_head.weight  # all V rows: `weights.head` has those of the tokenizer's ids
     scaling = RopeScaling.of(config)
@@ -195,11 +198,12 @@ def _tensors(model: GPT, architecture: str) -> Iterator[NamedWeight]:
         yield "rope_freqs.weight", _frequency_divisors(config, scaling)
     for layer, block in enumerate(weights.blocks):
         at = f"blk.{layer}"
-        yield from with_bias(f"{at}.attn_norm", block.norm_attn.weight)
+        yield from with_bias(f"{at}.attn_norm", block.norm_attn.weight, block.norm_attn.bias)
         heads = _projections(block.qkv, config, architecture)
-        biases = [None] * 3 if block.qkv_bias is None else _projections(block.qkv_bias, config, architecture)
+        qkv_bias, bias_of = block.biases.get("qkv"), block.biases.get
+        biases = [None] * 3 if qkv_bias is None else _projections(qkv_bias, config, architecture)
         if biased:
-            together = None if block.qkv_bias is None else torch.cat([bias for bias in biases if bias is not None])
+            together = None if qkv_bias is None else torch.cat([bias for bias in biases if bias is not None])
             yield from with_bias(f"{at}.attn_qkv", torch.cat(heads), together)
         else:
             for letter, rows, bias in zip("qkv", heads, biases, strict=True):
@@ -207,12 +211,12 @@ def _tensors(model: GPT, architecture: str) -> Iterator[NamedWeight]:
         for letter, norm in (("q", block.norm_q), ("k", block.norm_k)):
             if norm is not None:
                 yield f"{at}.attn_{letter}_norm.weight", RopePairs(config.D).to_theirs(norm.weight)
-        yield from with_bias(f"{at}.attn_output", block.out)
-        yield from with_bias(f"{at}.ffn_norm", block.norm_mlp.weight)
+        yield from with_bias(f"{at}.attn_output", block.out, bias_of("out"))
+        yield from with_bias(f"{at}.ffn_norm", block.norm_mlp.weight, block.norm_mlp.bias)
         if block.gate is not None:
             yield f"{at}.ffn_gate.weight", block.gate
-        yield from with_bias(f"{at}.ffn_up", block.up)
-        yield from with_bias(f"{at}.ffn_down", block.down)
+        yield from with_bias(f"{at}.ffn_up", block.up, bias_of("up"))
+        yield from with_bias(f"{at}.ffn_down", block.down, bias_of("down"))
 
 
 def _projections(qkv: torch.Tensor, config: ModelConfig, architecture: str) -> list[torch.Tensor]:

@@ -15,19 +15,21 @@ from niels_gpt.config import ModelConfig
 from niels_gpt.export.chat_template import chat_template
 from niels_gpt.export.tokenizer_json import to_tokenizer_json
 from niels_gpt.model.gpt import GPT
-from niels_gpt.pretrained.families import Family, family_of_config
+from niels_gpt.pretrained.families import LLAMA, Family, family_of_config
 from niels_gpt.pretrained.layouts import MappedTensor
 from niels_gpt.pretrained.public_base import PRIVATE_TEXT
 from niels_gpt.pretrained.safetensors_file import NamedTensor, write_safetensors
 from niels_gpt.system import files
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, ForeignTokenizer, Tokenizer
-from niels_gpt.tokenizer.foreign import FILES, GENERATION_FILE, TEMPLATE_FILE
+from niels_gpt.tokenizer.foreign import CONFIG_FILE, FILES, GENERATION_FILE, JSON_FILE, TEMPLATE_FILE
 from niels_gpt.tokenizer.special import SPECIAL_STRINGS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Option -> type of the weights."""
 MARK = "niels_gpt_version"
 """Key of config.json by which a folder is known to be an export."""
+FILE_CLASS = "PreTrainedTokenizerFast"
+"""The class of transformers that computes what tokenizer.json says; others replace its rules by their own."""
 NAMES = frozenset({"config.json", "model.safetensors", *FILES})
 """The files that `write_hf` may write."""
 
@@ -65,6 +67,12 @@ def write_hf(
     if isinstance(tokenizer, ForeignTokenizer):
         for name, data in tokenizer.files.items():
             files.write_bytes(folder / name, data)
+        options = json.loads(tokenizer.files.get(CONFIG_FILE, b"{}"))
+        kept = {key: value for key, value in options.items() if key not in ("name_or_path", "auto_map")}  # path, code
+        if JSON_FILE in tokenizer.files and ("tokenizer_class" in options or family is not LLAMA):  # a Llama needs none
+            kept["tokenizer_class"] = FILE_CLASS
+        if kept != options:
+            files.write_json(folder / CONFIG_FILE, kept)
         if learned_chat:
             _write_chat_format(tokenizer, ids, folder)
     else:
@@ -116,7 +124,7 @@ def _tensors(model: GPT, family: Family) -> Iterator[NamedTensor]:
 
 def _write_tokenizer(tokenizer: Tokenizer | ByteTokenizer, T: int, folder: Path) -> None:
     options: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": FILE_CLASS,
         "clean_up_tokenization_spaces": False,
         "model_max_length": T,
     }

@@ -1,30 +1,23 @@
 """README.md of an exported model: what it is, what it was trained on, how well it predicts, what it recites.
 
-It is made to be published: it has no paths of data, and no text of the user.
+It is made to be published: it has no paths, no commands, which name folders and patterns, and no text of the user.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import shlex
 
 from niels_gpt import __version__
-from niels_gpt.config.public_model import PREFIX
 from niels_gpt.export.audit_gate import Clearance
 from niels_gpt.pretrained.find_model import is_repository
 from niels_gpt.pretrained.public_base import PublicBase, public_base
 from niels_gpt.report.document import Block, Document, Facts, Lead, Paragraph, Section, Text, markdown
-from niels_gpt.report.run_report import NOT_RECORDED, RunFacts, data_blocks, read_facts, score_table
-from niels_gpt.runs.catalog import stored_scores
+from niels_gpt.report.run_report import NOT_RECORDED, data_blocks, read_facts, score_table
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.runs.history import history
-from niels_gpt.runs.loading import LoadedRun
+from niels_gpt.runs.info import RunInfo, stored_scores
+from niels_gpt.runs.loading import LoadedRun, history
 from niels_gpt.system.console import plural
 from niels_gpt.tokenizer import ByteTokenizer
-
-_PATH = re.compile(rf"(?<![^\s={{\[,'\"])(?P<prefix>{PREFIX})?(?P<path>[^={{}}\[\],'\":]*/[^={{}}\[\],'\":]*)")
-"""A path in a word of a command line: all of the word, or what follows the = of an option or is in a mapping."""
 
 
 def model_card(loaded: LoadedRun, clearance: Clearance, *, name: str, architecture: str, usage: str) -> str:
@@ -40,7 +33,6 @@ def model_card(loaded: LoadedRun, clearance: Clearance, *, name: str, architectu
         Section("Training data", _data(loaded.home) or [Paragraph(f"{NOT_RECORDED}.")]),
         Section("Metrics", _metrics(facts)),
         Section("What it recites", [Lead([clearance.sentence()])]),
-        Section("Command", _commands(facts)),
     ]
     done = "trained" if base is None else "fine-tuned" if loaded.step else "imported and exported"
     subtitle = f"A small language model, {done} with niels-gpt {__version__}."
@@ -81,7 +73,7 @@ def _data(home: RunFolder | None) -> list[Block]:
     return blocks
 
 
-def _metrics(facts: RunFacts | None) -> list[Block]:
+def _metrics(facts: RunInfo | None) -> list[Block]:
     """Return the losses that the run has recorded; nothing is computed."""
     if facts is None or facts.detail["best_loss"] is None:
         return [Paragraph("No evaluation is recorded.")]
@@ -93,29 +85,3 @@ def _metrics(facts: RunFacts | None) -> list[Block]:
     ]
     scores = stored_scores(facts.path, detail["best_step"])
     return [*blocks, score_table(scores)] if scores else blocks
-
-
-def _commands(facts: RunFacts | None) -> list[Block]:
-    """Return what was typed to train the run, without the folders of paths."""
-    sessions = facts.environment.sessions if facts and facts.environment else []
-    typed = [
-        "niels_gpt.train(), from Python" if session.command is None else _without_folders(session.command)
-        for session in sessions
-    ]
-    if not typed:
-        return [Paragraph(f"{NOT_RECORDED[:1].upper()}{NOT_RECORDED[1:]}.")]
-    return [Text("\n".join(typed))]
-
-
-def _without_folders(line: str) -> str:
-    """Return a command line with the last part of each path; a repository of the Hub (hf:NAME/MODEL) is no path."""
-    try:
-        words = shlex.split(line)
-    except ValueError:  # not quoted for a shell: as one word
-        return _PATH.sub(_last_part, line)
-    return shlex.join(_PATH.sub(_last_part, word) for word in words)
-
-
-def _last_part(match: re.Match[str]) -> str:
-    prefix, path = match["prefix"] or "", match["path"]
-    return match[0] if prefix and is_repository(path) else prefix + path.rstrip("/").rsplit("/", 1)[-1]

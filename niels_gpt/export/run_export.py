@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from niels_gpt.export import gguf_file, hugging_face
 from niels_gpt.export.audit_gate import Clearance
 from niels_gpt.export.model_card import model_card
 from niels_gpt.export.ollama import modelfile
+from niels_gpt.export.self_check import check_folder_ids
 from niels_gpt.memorization.audit import SAFE
+from niels_gpt.pretrained.checksums import MODEL_CARD, SUMS_FILE, write_sums
 from niels_gpt.pretrained.families import family_of_config
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
 from niels_gpt.system.atomic_folder import atomic_folder, check_atomic_folder
 from niels_gpt.tokenizer import ByteTokenizer, ForeignTokenizer
 
-MODEL_CARD = "README.md"
 MODELFILE = "Modelfile"
 """Beside a GGUF file: how Ollama runs it."""
 _GGUF_MAGIC = b"GGUF"
@@ -33,6 +35,15 @@ prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, ret
 _CONTINUE = 'prompt = tokenizer("Once upon a time", return_tensors="pt")'
 
 
+class Exported(NamedTuple):
+    """What `export_hf` wrote."""
+
+    architecture: str
+    """The class of transformers that loads it."""
+    checked: str | None
+    """The version of transformers whose ids of hard texts were compared with ours; None: it is not installed."""
+
+
 def check_folder(out: Path, *, overwrite: bool) -> None:
     """Raise ValueError if an export cannot be written to a folder: it has other files, or is an earlier export.
 
@@ -44,7 +55,7 @@ def check_folder(out: Path, *, overwrite: bool) -> None:
             raise ValueError(f"{out} is not empty and is not an earlier export: choose another --out")
         if not overwrite:
             raise ValueError(f"{out} has an earlier export: --overwrite replaces it, or choose another --out")
-        added = sorted({path.name for path in out.iterdir()} - hugging_face.NAMES - {MODEL_CARD})
+        added = sorted({path.name for path in out.iterdir()} - hugging_face.NAMES - {MODEL_CARD, SUMS_FILE})
         if added:
             raise ValueError(
                 f"{out} has {added[0]}, which export hf did not write and --overwrite would delete: move it elsewhere, "
@@ -68,10 +79,11 @@ def check_file(out: Path, *, overwrite: bool, with_modelfile: bool = False) -> N
 
 def export_hf(
     loaded: LoadedRun, out: Path, clearance: Clearance, *, dtype: str = "fp32", overwrite: bool = False
-) -> str:
-    """Write a Hugging Face folder; return the class of transformers that loads it.
+) -> Exported:
+    """Write a Hugging Face folder, compare its ids in transformers with ours, and add checksums.
 
-    Raises ValueError for a model that no class computes, and as `check_folder` does. A failed write leaves nothing.
+    Raises ValueError for a model that no class computes, for other ids, and as `check_folder` does. A failed write
+    leaves nothing.
     """
     check_folder(out, overwrite=overwrite)
     architecture = family_of_config(loaded.model.config).architecture
@@ -89,7 +101,9 @@ def export_hf(
             learned_chat=_learned_chat(loaded),
         )
         files.write_text(folder / MODEL_CARD, card)
-    return architecture
+        checked = check_folder_ids(folder, loaded.tokenizer)
+        write_sums(folder)
+    return Exported(architecture, checked)
 
 
 def _is_chat_model(loaded: LoadedRun) -> bool:

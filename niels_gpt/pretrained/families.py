@@ -1,21 +1,29 @@
 """The model families of Hugging Face that our GPT computes: their config.json and tensors as ours, and the reverse.
 
-Options that our model does not have are refused by name, with what is supported. So are biases that are not zero.
+Options that our model does not have are refused by name, with what is supported. So are biases that are not zero, but
+for those of GPT-2 and GPT-NeoX, which our model has (`bias`). Importing this module does not import
+torch.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.pretrained.layouts import Layout, MappedTensor, NeoXHeads, RopePairs, Same, Transposed
+from niels_gpt.system.untrusted_files import read_untrusted
 
 Options = Mapping[str, Any]
 """A config.json."""
+MOST_BYTES = 64 << 20
+"""Of a config.json, or of the index of the weights."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +36,10 @@ class Family:
     """Its class in transformers."""
     prefix: str
     """Of the names of all tensors but the head; files of a base model lack it."""
-    read: Callable[[Options], ModelConfig]
-    """Our config of a config.json. Raises ValueError that names an option we do not have."""
+    read: Callable[..., ModelConfig]
+    """Our config of a config.json, whose T is the longest context. Raises ValueError that names an option that we do
+    not have. A further argument, `context`, is how much of the context will be used (default: all): a sliding window
+    that is not shorter does nothing."""
     write: Callable[[ModelConfig], dict[str, Any]]
     """The config.json of our config, without the parts that all families share."""
     tensors: Callable[[ModelConfig], Iterator[MappedTensor]]
@@ -99,6 +109,13 @@ class _Reader:
         if value != supported or isinstance(value, bool) != isinstance(supported, bool):
             self.refuse(f"{name}={_short(value)}", str(supported))
 
+    def gelu(self, name: str, *, default: str) -> Any:
+        """Our `mlp` for an activation; another one is gathered."""
+        value = self.get(name, default)
+        if value not in GELU:
+            self.refuse(f"{name}={_short(value)}", ", ".join(GELU))
+        return GELU.get(value, "gelu")
+
     def refuse(self, found: str, supported: str) -> None:
         """Gather what is not supported, with what is."""
         self._unsupported.append(f"{found} (supported: {supported})")
@@ -109,6 +126,25 @@ class _Reader:
             raise ValueError(
                 f"config.json ({self._type}) has options that are not supported: {', '.join(self._unsupported)}"
             )
+
+    def longest_context(self, window: Any, always: bool, context: int | None) -> int:
+        """The longest context, which a sliding window limits. Gather a window that is shorter than `context`.
+
+        always: whether the family uses a window that is not null without being told.
+        """
+        T, used = self.size("max_position_embeddings"), self.get("use_sliding_window", False)
+        layers = [layer for layer in self.items("layer_types") if layer != "full_attention"]
+        found = [f"sliding_window={window}"] if always and window is not None else []
+        found += [f"use_sliding_window={_short(used)}"] if used is not False else []
+        found += [f"layer_types with {_short(repr(layers[0]))}"] if layers else []
+        if not found:
+            return T
+        width = 0 if window is None else _Reader({"sliding_window": window}).size("sliding_window")
+        if min(T, context or T) <= width and all(layer == "sliding_attention" for layer in layers):
+            return min(T, width)
+        for each in found:
+            self.refuse(each, f"full attention{f', or a context of at most {width} tokens' if width else ''}")
+        return T
 
     def rope(
         self,
@@ -129,6 +165,8 @@ class _Reader:
         }
         nested = _Reader({**options, **(self.table("rope_scaling") or self.table("rope_parameters"))})
         kind = nested.get("rope_type", nested.get("type", "default"))
+        if kind == "linear" and nested.get("factor", None) == 1:
+            kind = "default"
         if kind not in ("default", "llama3"):
             self.refuse(f"rope scaling of type {_short(repr(kind))}", "'default' or 'llama3'")
         part = nested.get("partial_rotary_factor", 1.0)
@@ -169,10 +207,14 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
     return {"rope_theta": config.rope_theta, "rope_scaling": scaling}
 
 
-def _with_zero_bias(name: str, shape: tuple[int, ...], ours: str, layout: Layout = Same()) -> Iterator[MappedTensor]:
-    """A weight, and its bias, which we do not have."""
+def _with_bias(
+    name: str, shape: tuple[int, ...], ours: str, layout: Layout = Same(), *, bias: bool = False
+) -> Iterator[MappedTensor]:
+    """A weight, and its bias; zeros if our model has none."""
     yield MappedTensor(f"{name}.weight", shape, f"{ours}.weight", layout=layout)
-    yield MappedTensor(f"{name}.bias", shape[1:] if isinstance(layout, Transposed) else shape[:1], None)
+    length = shape[1:] if isinstance(layout, Transposed) else shape[:1]
+    layout = Same() if isinstance(layout, Transposed) else layout
+    yield MappedTensor(f"{name}.bias", length, f"{ours}.bias" if bias else None, layout=layout)
 
 
 SIZES = {
@@ -184,6 +226,9 @@ SIZES = {
 }
 """Our names of sizes -> those of Llama and GPT-NeoX."""
 GPT2_SIZES = {"T": "n_positions", "C": "n_embd", "L": "n_layer", "H": "n_head"}
+GELU: dict[str, Any] = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+"""Names of an activation in transformers -> our `mlp`."""
+WRITTEN_GELU = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
 
 
 WINDOWS = {"mistral": 4096, "smollm3": None}
@@ -195,20 +240,14 @@ NO_ROPE_INTERVAL = 4
 # --- Llama, Qwen2, Qwen3 --------------------------------------------------------------------------------
 
 
-def _read_llama(options: Options) -> ModelConfig:
-    """Llama and what differs from it only in options that we have."""
+def _read_llama(options: Options, context: int | None = None) -> ModelConfig:
+    """Llama and what differs from it only in options that we have. It may have biases on q, k and v."""
     read, kind = _Reader(options), options["model_type"]
     read.require("hidden_act", "silu", default="silu")
-    read.require("attention_bias", False, default=False)
+    biased = kind == "llama" and read.get("attention_bias", False) is True
+    read.require("attention_bias", biased, default=False)
     read.require("mlp_bias", False, default=False)
-    read.require("use_sliding_window", False, default=False)
-    if kind in ("mistral", "smollm3"):
-        T, window = read.size("max_position_embeddings"), options.get("sliding_window", WINDOWS[kind])
-        if window is not None and _Reader({"sliding_window": window}).size("sliding_window") < T:
-            read.refuse(f"sliding_window={window}", "null")
-    layers = [layer for layer in read.items("layer_types") if layer != "full_attention"]
-    if layers:
-        read.refuse(f"layer_types with {_short(repr(layers[0]))}", "'full_attention'")
+    T = read.longest_context(options.get("sliding_window", WINDOWS.get(kind)), kind in WINDOWS, context)
     if not all(read.items("no_rope_layers")):
         read.refuse("no_rope_layers with layers without RoPE", "RoPE in every layer")
     elif kind == "smollm3" and not read.items("no_rope_layers"):
@@ -218,12 +257,12 @@ def _read_llama(options: Options) -> ModelConfig:
     rope = read.rope(theta_default=2_000_000.0) if kind == "smollm3" else read.rope()
     read.check()
     return ModelConfig(
-        **read.sizes(SIZES),
+        **read.sizes(SIZES) | {"T": T},
         n_kv_heads=read.get("num_key_value_heads", 0),
         head_dim=read.get("head_dim", 0),
         tie_embeddings=read.get("tie_word_embeddings", kind == "smollm3"),
         norm_eps=read.number("rms_norm_eps", 1e-6),
-        qkv_bias=kind == "qwen2",
+        qkv_bias=biased or kind == "qwen2",
         qk_norm=kind == "qwen3",
         dropout=0.0,
         norm="rmsnorm",
@@ -242,9 +281,7 @@ def _write_llama(config: ModelConfig) -> dict[str, Any]:
         "initializer_range": 0.02,
         **_write_rope(config),
     }
-    if config.qkv_bias:  # Qwen2 has no option for it
-        return written | {"use_sliding_window": False}
-    return written | {"attention_bias": False} | ({} if config.qk_norm else {"mlp_bias": False})
+    return written | {"attention_bias": config.qkv_bias} | ({} if config.qk_norm else {"mlp_bias": False})
 
 
 def _llama_tensors(config: ModelConfig) -> Iterator[MappedTensor]:
@@ -266,6 +303,8 @@ def _llama_tensors(config: ModelConfig) -> Iterator[MappedTensor]:
                 norm = f"{theirs}.self_attn.{name}_norm.weight"
                 yield MappedTensor(norm, (D,), f"{ours}.attn.norm_{name}.weight", layout=RopePairs(D))
         yield MappedTensor(f"{theirs}.self_attn.o_proj.weight", (C, queries), f"{ours}.attn.out.weight")
+        if config.qkv_bias:  # a Llama with biases has this one, too; a Qwen2 does not
+            yield MappedTensor(f"{theirs}.self_attn.o_proj.bias", (C,), None)
         yield MappedTensor(f"{theirs}.post_attention_layernorm.weight", (C,), f"{ours}.norm_mlp.weight")
         for name, shape in (("gate", (wide, C)), ("up", (wide, C)), ("down", (C, wide))):
             yield MappedTensor(f"{theirs}.mlp.{name}_proj.weight", shape, f"{ours}.mlp.{name}.weight")
@@ -277,14 +316,16 @@ def _llama_tensors(config: ModelConfig) -> Iterator[MappedTensor]:
 # --- GPT-NeoX -------------------------------------------------------------------------------------------
 
 
-def _read_neox(options: Options) -> ModelConfig:
+def _read_neox(options: Options, context: int | None = None) -> ModelConfig:
     read = _Reader(options)
     read.require("use_parallel_residual", False, default=True)
-    read.require("hidden_act", "gelu", default="gelu")
+    mlp = read.gelu("hidden_act", default="gelu")
     rope = read.rope(theta="rotary_emb_base", rotated="rotary_pct", rotated_default=0.25)
     read.check()
     return ModelConfig(
         **read.sizes(SIZES),
+        mlp=mlp,
+        bias=read.get("attention_bias", True),
         tie_embeddings=read.get("tie_word_embeddings", False),
         norm_eps=read.number("layer_norm_eps", 1e-5),
         dropout=0.0,
@@ -295,13 +336,13 @@ def _read_neox(options: Options) -> ModelConfig:
 def _write_neox(config: ModelConfig) -> dict[str, Any]:
     return {
         **_write_sizes(config, SIZES),
-        "hidden_act": "gelu",
+        "hidden_act": WRITTEN_GELU[config.mlp],
         "layer_norm_eps": config.norm_eps,
         "use_parallel_residual": False,
         "rotary_pct": 1.0,
         "partial_rotary_factor": 1.0,
         "rotary_emb_base": config.rope_theta,
-        "attention_bias": False,
+        "attention_bias": config.bias,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
         **_write_rope(config),
@@ -311,17 +352,22 @@ def _write_neox(config: ModelConfig) -> dict[str, Any]:
 def _neox_tensors(config: ModelConfig) -> Iterator[MappedTensor]:
     C, V, wide = config.C, config.V, config.d_ff
     heads = NeoXHeads(config.H, config.D)
+    with_bias = functools.partial(_with_bias, bias=config.bias)
     yield MappedTensor("gpt_neox.embed_in.weight", (V, C), "tok_emb.weight")
     for layer in range(config.L):
         theirs, ours = f"gpt_neox.layers.{layer}", f"blocks.{layer}"
-        yield from _with_zero_bias(f"{theirs}.input_layernorm", (C,), f"{ours}.norm_attn")
-        yield from _with_zero_bias(f"{theirs}.post_attention_layernorm", (C,), f"{ours}.norm_mlp")
-        qkv = f"{theirs}.attention.query_key_value.weight"
-        yield MappedTensor(qkv, (3 * C, C), f"{ours}.attn.qkv.weight", layout=heads)
-        yield MappedTensor(f"{theirs}.attention.dense.weight", (C, C), f"{ours}.attn.out.weight")
-        yield from _with_zero_bias(f"{theirs}.mlp.dense_h_to_4h", (wide, C), f"{ours}.mlp.up")
-        yield from _with_zero_bias(f"{theirs}.mlp.dense_4h_to_h", (C, wide), f"{ours}.mlp.down")
-    yield from _with_zero_bias("gpt_neox.final_layer_norm", (C,), "norm")
+        yield from with_bias(f"{theirs}.input_layernorm", (C,), f"{ours}.norm_attn")
+        yield from with_bias(f"{theirs}.post_attention_layernorm", (C,), f"{ours}.norm_mlp")
+        if config.bias:
+            yield from with_bias(f"{theirs}.attention.query_key_value", (3 * C, C), f"{ours}.attn.qkv", heads)
+            yield from with_bias(f"{theirs}.attention.dense", (C, C), f"{ours}.attn.out")
+        else:
+            qkv = f"{theirs}.attention.query_key_value.weight"
+            yield MappedTensor(qkv, (3 * C, C), f"{ours}.attn.qkv.weight", layout=heads)
+            yield MappedTensor(f"{theirs}.attention.dense.weight", (C, C), f"{ours}.attn.out.weight")
+        yield from with_bias(f"{theirs}.mlp.dense_h_to_4h", (wide, C), f"{ours}.mlp.up")
+        yield from with_bias(f"{theirs}.mlp.dense_4h_to_h", (C, wide), f"{ours}.mlp.down")
+    yield from with_bias("gpt_neox.final_layer_norm", (C,), "norm")
     if not config.tie_embeddings:
         yield MappedTensor("embed_out.weight", (V, C), "lm_head.weight")
 
@@ -329,9 +375,9 @@ def _neox_tensors(config: ModelConfig) -> Iterator[MappedTensor]:
 # --- GPT-2 ----------------------------------------------------------------------------------------------
 
 
-def _read_gpt2(options: Options) -> ModelConfig:
+def _read_gpt2(options: Options, context: int | None = None) -> ModelConfig:
     read = _Reader(options)
-    read.require("activation_function", "gelu", default="gelu_new")
+    mlp = read.gelu("activation_function", default="gelu_new")
     read.require("scale_attn_weights", True, default=True)
     read.require("scale_attn_by_inverse_layer_idx", False, default=False)
     read.require("add_cross_attention", False, default=False)
@@ -341,6 +387,8 @@ def _read_gpt2(options: Options) -> ModelConfig:
         **sizes,
         d_ff=read.get("n_inner", 4 * sizes["C"]),
         positions="learned",
+        mlp=mlp,
+        bias=True,
         tie_embeddings=read.get("tie_word_embeddings", True),
         norm_eps=read.number("layer_norm_epsilon", 1e-5),
         dropout=0.0,
@@ -351,7 +399,7 @@ def _write_gpt2(config: ModelConfig) -> dict[str, Any]:
     return {
         **_write_sizes(config, GPT2_SIZES),
         "n_inner": config.d_ff,
-        "activation_function": "gelu",
+        "activation_function": WRITTEN_GELU[config.mlp],
         "layer_norm_epsilon": config.norm_eps,
         "attn_pdrop": 0.0,
         "embd_pdrop": 0.0,
@@ -361,20 +409,21 @@ def _write_gpt2(config: ModelConfig) -> dict[str, Any]:
 
 def _gpt2_tensors(config: ModelConfig) -> Iterator[MappedTensor]:
     C, V, wide = config.C, config.V, config.d_ff
+    with_bias = functools.partial(_with_bias, bias=config.bias)
     yield MappedTensor("transformer.wte.weight", (V, C), "tok_emb.weight")
     yield MappedTensor("transformer.wpe.weight", (config.T, C), "pos_emb.weight")
     for layer in range(config.L):
         theirs, ours = f"transformer.h.{layer}", f"blocks.{layer}"
-        yield from _with_zero_bias(f"{theirs}.ln_1", (C,), f"{ours}.norm_attn")
-        yield from _with_zero_bias(f"{theirs}.ln_2", (C,), f"{ours}.norm_mlp")
+        yield from with_bias(f"{theirs}.ln_1", (C,), f"{ours}.norm_attn")
+        yield from with_bias(f"{theirs}.ln_2", (C,), f"{ours}.norm_mlp")
         for name, matrix, shape in (
             ("attn.c_attn", "attn.qkv", (C, 3 * C)),
             ("attn.c_proj", "attn.out", (C, C)),
             ("mlp.c_fc", "mlp.up", (C, wide)),
             ("mlp.c_proj", "mlp.down", (wide, C)),
         ):
-            yield from _with_zero_bias(f"{theirs}.{name}", shape, f"{ours}.{matrix}", Transposed())
-    yield from _with_zero_bias("transformer.ln_f", (C,), "norm")
+            yield from with_bias(f"{theirs}.{name}", shape, f"{ours}.{matrix}", Transposed())
+    yield from with_bias("transformer.ln_f", (C,), "norm")
     if not config.tie_embeddings:
         yield MappedTensor("lm_head.weight", (V, C), "lm_head.weight")
 
@@ -388,7 +437,6 @@ def _llama(model_type: str, architecture: str) -> Family:
 
 
 LLAMA = _llama("llama", "LlamaForCausalLM")
-QWEN2 = _llama("qwen2", "Qwen2ForCausalLM")
 QWEN3 = _llama("qwen3", "Qwen3ForCausalLM")
 NEOX = Family(
     "gpt_neox",
@@ -406,7 +454,7 @@ GPT2 = Family(
     _read_gpt2,
     _write_gpt2,
     _gpt2_tensors,
-    r"attn\.(bias|masked_bias)$",
+    r"\.attn\.(bias|masked_bias)$",
 )
 FAMILIES = {
     family.model_type: family
@@ -414,13 +462,44 @@ FAMILIES = {
         LLAMA,
         _llama("mistral", "MistralForCausalLM"),
         _llama("smollm3", "SmolLM3ForCausalLM"),
-        QWEN2,
+        _llama("qwen2", "Qwen2ForCausalLM"),
         QWEN3,
         NEOX,
         GPT2,
     )
 }
 """By model_type of config.json."""
+
+
+def read_options(folder: Path, *, context: int | None = None) -> tuple[Family, ModelConfig]:
+    """Return the family and the config of the config.json of a folder. No other file is read.
+
+    context: as for `Family.read`. Raises ValueError or OSError: no or a damaged config.json, an architecture or options
+    that are not supported.
+    """
+    options = read_json(folder / "config.json", folder)
+    family = family_of_options(options)
+    try:
+        return family, family.read(options, context)
+    except ValueError as err:
+        raise ValueError(f"{folder}: {err}") from None
+
+
+def read_json(file: Path, folder: Path) -> dict[str, Any]:
+    """Return the object of a JSON file of a model folder."""
+    data = read_untrusted(file, MOST_BYTES)
+    if data is None:
+        raise ValueError(
+            f"{folder} is not a model in the Hugging Face format: it has no {file.name}; name a folder that "
+            "save_pretrained wrote, or a repository (NAME/MODEL)"
+        )
+    try:
+        options = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{file} is not JSON, or is damaged: download it again") from None
+    if not isinstance(options, dict):
+        raise ValueError(f"{file} must be an object, got {type(options).__name__}")
+    return options
 
 
 def family_of_options(options: Options) -> Family:
@@ -440,14 +519,16 @@ def family_of_config(config: ModelConfig) -> Family:
     norm_mlp = f"norm={config.norm}, mlp={config.mlp}, positions={config.positions}"
     rope = config.positions == "rope"
     if config.norm == "rmsnorm" and config.mlp == "swiglu" and rope:
+        if config.bias:
+            raise ValueError(f"model.bias with {norm_mlp}: only GPT-NeoX and GPT-2 have it")
         if config.qkv_bias and config.qk_norm:
-            raise ValueError("qkv_bias and qk_norm together: no family has both, Qwen2 has biases and Qwen3 head norms")
-        if not config.qkv_bias and not config.qk_norm and config.C % config.H:
+            raise ValueError("qkv_bias and qk_norm together: no family has both, Llama has biases and Qwen3 head norms")
+        if not config.qk_norm and config.C % config.H:
             raise ValueError(
                 f"model.C={config.C} is no multiple of model.H={config.H}, which transformers needs of a Llama"
             )
-        return QWEN2 if config.qkv_bias else QWEN3 if config.qk_norm else LLAMA
-    if config.norm == "layernorm" and config.mlp == "gelu":
+        return QWEN3 if config.qk_norm else LLAMA  # not Qwen2: transformers would replace any tokenizer by Qwen2's
+    if config.norm == "layernorm" and config.mlp in WRITTEN_GELU:
         wrong = [name for name in ("n_kv_heads", "head_dim", "qkv_bias", "qk_norm") if getattr(config, name)]
         if wrong:
             raise ValueError(f"{norm_mlp} with {', '.join(wrong)}: GPT-NeoX and GPT-2 do not have {wrong[0]}")
@@ -457,5 +538,5 @@ def family_of_config(config: ModelConfig) -> Family:
             return GPT2
     raise ValueError(
         f"no supported family computes {norm_mlp}: Llama and Qwen have rmsnorm, swiglu and rope; GPT-NeoX layernorm, "
-        "gelu and rope; GPT-2 layernorm, gelu and learned positions"
+        "gelu (or gelu_tanh) and rope; GPT-2 the same with learned positions"
     )

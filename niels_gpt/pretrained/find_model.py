@@ -1,6 +1,6 @@
 """Find a public model: a folder, or a repository of the Hugging Face Hub.
 
-Importing this module does not import torch: a wrong name is reported before that.
+Importing this module does not import torch: a wrong name or config.json is reported before that.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ import re
 from pathlib import Path
 
 from niels_gpt.config.public_model import folder_or_id
+from niels_gpt.pretrained.families import read_options
 from niels_gpt.system import files
 
 WANTED = [
     "config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json",
     "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "README.md",
+    "vocab.json", "merges.txt", "added_tokens.json", "SHA256SUMS",
 ]  # fmt: skip
 """What is downloaded of a repository: weights as safetensors, tokenizer, options. No pickles and no code."""
+MOST_CONTEXT = 8192
+"""Context of an imported model unless another is asked for. A KV cache is as long as it, on a GPU from the start."""
 COPIES = ["*/*", "consolidated*"]
 """What is not: sub-folders, and the same weights under other names."""
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
@@ -34,10 +38,21 @@ def find_folder(name: str, *, revision: str | None = None) -> Path:
     name: a path or NAME/MODEL, with or without `hf:`. revision: of a repository; a folder has none.
     Raises ValueError or OSError with a reason.
     """
+    check_model(name, revision=revision, context=1)
+    name = folder_or_id(name)
+    folder = files.expand_home(name)
+    return folder if folder.is_dir() else _download(name, revision, WANTED)
+
+
+def check_model(name: str, *, revision: str | None = None, context: int | None = None) -> None:
+    """Raise ValueError or OSError if config.json has a model that is not supported. Of a repository, only it is read.
+
+    context: as for `families.Family.read`.
+    """
     check_name(name, revision=revision)
     name = folder_or_id(name)
     folder = files.expand_home(name)
-    return folder if folder.is_dir() else _download(name, revision)
+    read_options(folder if folder.is_dir() else _download(name, revision, ["config.json"]), context=context)
 
 
 def local_folder(name: str) -> Path | None:
@@ -71,7 +86,7 @@ def check_name(name: str, *, revision: str | None = None) -> None:
         raise ValueError(f"{name} is neither a folder nor the name of a repository (NAME/MODEL)")
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, wanted: list[str]) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -84,7 +99,7 @@ def _download(name: str, revision: str | None) -> Path:
 
     try:
         folder = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=WANTED, ignore_patterns=COPIES
+            name, revision=revision, allow_patterns=wanted, ignore_patterns=COPIES
         )
         return Path(folder)
     except GatedRepoError:

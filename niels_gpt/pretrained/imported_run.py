@@ -10,7 +10,8 @@ from typing import NamedTuple
 from niels_gpt.chat.formats import chat_problem, why_it_cannot_chat
 from niels_gpt.config import ModelConfig
 from niels_gpt.model.sizes import number_of_weights
-from niels_gpt.pretrained.find_model import find_folder
+from niels_gpt.pretrained.checksums import check_sums
+from niels_gpt.pretrained.find_model import MOST_CONTEXT, find_folder
 from niels_gpt.pretrained.folder_tokenizer import folder_tokenizer, tokenizer_record
 from niels_gpt.pretrained.model_folder import open_folder
 from niels_gpt.pretrained.public_base import public_name, source_record
@@ -23,9 +24,6 @@ from niels_gpt.system.atomic_folder import atomic_folder, check_atomic_folder
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer
-
-MOST_CONTEXT = 8192
-"""Context of an imported model unless another is asked for. A KV cache is as long as it, on a GPU from the start."""
 
 
 class Imported(NamedTuple):
@@ -67,7 +65,8 @@ def import_model(
     check_atomic_folder(run.path, "--run-dir")
     if run.path.is_dir() and any(run.path.iterdir()):
         raise ValueError(f"{run.path} is not empty: choose another --run-dir")
-    opened = open_folder(find_folder(name, revision=revision))
+    opened = open_folder(find_folder(name, revision=revision), context=context or MOST_CONTEXT)
+    check_sums(opened.path)
     config = with_context(opened.config, context)
     tokenizer = folder_tokenizer(opened)
     earlier = [other.path for other in list_runs() if _is_import_of(other, public_name(name))]

@@ -13,6 +13,7 @@ from niels_gpt.config import ModelConfig
 from niels_gpt.config.public_model import is_public
 from niels_gpt.config.yaml_file import to_dict
 from niels_gpt.model.gpt import GPT
+from niels_gpt.pretrained.checksums import check_sums
 from niels_gpt.pretrained.find_model import find_folder
 from niels_gpt.pretrained.folder_tokenizer import folder_tokenizer, tokenizer_record
 from niels_gpt.pretrained.model_folder import open_folder
@@ -49,11 +50,14 @@ def initial_path(init_from: str) -> Path:
     return find_run(path).model_path() if is_run(path) else path
 
 
-def initial_model(init_from: str) -> ModelConfig:
-    """The model config of what `init_from` names. Raises ValueError or OSError if it cannot be read."""
+def initial_model(init_from: str, context: int = 1) -> ModelConfig:
+    """The model config of what `init_from` names. Raises ValueError or OSError if it cannot be read.
+
+    context: tokens of context that will be used, which a sliding window of a public model may refuse.
+    """
     path = initial_path(init_from)
     if is_public(init_from):
-        return open_folder(path).config
+        return open_folder(path, context=context).config
     beside = path.with_name("config.json") if path.is_file() else None
     if beside is not None and beside.is_file():
         try:
@@ -75,7 +79,8 @@ def open_initial(init_from: str, device: str) -> InitialWeights:
     """The weights that `init_from` names, for a device. Raises ValueError or OSError if they cannot be read."""
     path = initial_path(init_from)
     if is_public(init_from):
-        opened = open_folder(path)
+        opened = open_folder(path, context=1)
+        check_sums(path)
 
         def read() -> dict[str, torch.Tensor]:
             return {name: weight.to(device) for name, weight in opened.read_state().items()}

@@ -2,14 +2,17 @@
 
 A family (`families.py`) lists its tensors as `MappedTensor`: the name and shape there, the tensor and rows here, and a
 reordering between them. Import reads one tensor after the other and copies it into ours; export does the reverse.
+
+Importing this module does not import torch: a config.json is refused before that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 class Layout(Protocol):
@@ -65,12 +68,16 @@ class NeoXHeads:
     D: int
 
     def to_ours(self, theirs: torch.Tensor) -> torch.Tensor:
+        import torch
+
         q, k, v = theirs.reshape(self.H, 3, self.D, -1).unbind(1)
         pairs = RopePairs(self.D)
         parts = [pairs.to_ours(each.flatten(0, 1)) for each in (q, k)]
         return torch.cat((*parts, v.flatten(0, 1))).reshape(theirs.shape)
 
     def to_theirs(self, ours: torch.Tensor) -> torch.Tensor:
+        import torch
+
         q, k, v = ours.reshape(3, self.H * self.D, -1).unbind(0)
         pairs = RopePairs(self.D)
         parts = [each.reshape(self.H, self.D, -1) for each in (pairs.to_theirs(q), pairs.to_theirs(k), v)]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from niels_gpt.config import ModelConfig
 from niels_gpt.model.sizes import weight_shapes
-from niels_gpt.pretrained.families import Family, family_of_options
+from niels_gpt.pretrained.families import Family, read_json, read_options
 from niels_gpt.pretrained.layouts import MappedTensor, Same
 from niels_gpt.pretrained.safetensors_file import StoredTensor, read_header
+from niels_gpt.system.untrusted_files import is_untrusted_file
 
 _LAYER = re.compile(r"(?<=\.)(?:0|[1-9]\d{0,5})(?=\.)")
 """The number of the layer in the name of a tensor."""
@@ -62,14 +62,15 @@ class ModelFolder:
         shapes = dict(weight_shapes(self.config))
         # All are allocated before the first temporary tensor: those between them would leave gaps in the heap.
         state = {name: torch.empty(shape, dtype=dtype) for name, shape in shapes.items() if name not in tied}
-        for mapped, stored in self.tensors:
+        biases_first = sorted(self.tensors, key=lambda pair: pair[0].ours is not None)
+        for mapped, stored in biases_first:  # they are small, and may be refused
             if mapped.ours in tied:
                 self._check_tied(mapped.name, stored, state["tok_emb.weight"])
             elif mapped.ours is None:
                 if stored.read().any():
                     raise ValueError(
                         f"{self.path} has a bias that is not zero ({mapped.name}): models of type "
-                        f"{self.family.model_type} are supported only without biases"
+                        f"{self.family.model_type} are supported only without it"
                     )
             else:
                 rows = state[mapped.ours][mapped.rows]
@@ -98,35 +99,27 @@ class ModelFolder:
                 )
 
 
-def open_folder(path: Path) -> ModelFolder:
-    """Open a folder and compare its tensors with what its config.json needs. No tensor is read.
+def open_folder(path: Path, *, context: int | None = None) -> ModelFolder:
+    """Open a folder and compare its tensors with what its config.json needs. Of the tensors, only biases are read.
 
+    A model whose biases are all zero gets `bias` false: it is the same, and kernels compute it.
+
+    context: as for `Family.read`.
     Raises ValueError or OSError: no or a damaged config.json, an architecture or option that is not supported, weights
     only as pickles, and tensors that are missing, surplus, quantized or of a wrong shape: one error lists all of
     them.
     """
-    options = _read_json(path / "config.json", path)
-    family = family_of_options(options)
-    try:
-        config = family.read(options)
-    except ValueError as err:
-        raise ValueError(f"{path}: {err}") from None
-    return ModelFolder(path, family, config, _match(path, family, config, _stored_tensors(path)))
+    family, config = read_options(path, context=context)
+    stored = _stored_tensors(path)
+    biases = (_is_bias_with_values(name, each) for name, each in stored.items() if not family.is_computed(name))
+    if config.bias and not any(biases):
+        config = dataclasses.replace(config, bias=False)
+    return ModelFolder(path, family, config, _match(path, family, config, stored))
 
 
-def _read_json(file: Path, folder: Path) -> dict[str, Any]:
-    try:
-        options = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise ValueError(
-            f"{folder} is not a model in the Hugging Face format: it has no {file.name}; name a folder that "
-            "save_pretrained wrote, or a repository (NAME/MODEL)"
-        ) from None
-    except (ValueError, RecursionError):
-        raise ValueError(f"{file} is not JSON, or is damaged: download it again") from None
-    if not isinstance(options, dict):
-        raise ValueError(f"{file} must be an object, got {type(options).__name__}")
-    return options
+def _is_bias_with_values(name: str, tensor: StoredTensor) -> bool:
+    """Whether a tensor is a bias that is not zero."""
+    return name.endswith(".bias") and tensor.dtype.is_floating_point and bool(tensor.read().any())
 
 
 def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -135,17 +128,17 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     transformers chooses in this order, too. A repository may have the same weights in further files.
     """
     one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if one.is_file():
+    if is_untrusted_file(one):
         paths = [one]
-    elif index.is_file():
-        named = _read_json(index, folder).get("weight_map")
+    elif is_untrusted_file(index):
+        named = read_json(index, folder).get("weight_map")
         if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named.values()):
             raise ValueError(f"{index} is damaged: it has no weight_map; download it again")
         paths = [folder / name for name in sorted(set(named.values()))]
         outside = [str(path) for path in paths if path.parent != folder or path.name == ".."]
         if outside:
             raise ValueError(f"{index} names a file outside the folder ({outside[0]})")
-        missing = [path.name for path in paths if not path.is_file()]
+        missing = [path.name for path in paths if not is_untrusted_file(path)]
         if missing:
             raise ValueError(f"{folder} lacks {', '.join(missing[:MOST_NAMED])}, which its index names: download again")
     else:

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_gpt.config.public_model import folder_or_id
+from niels_gpt.pretrained.families import read_json
 from niels_gpt.pretrained.find_model import local_folder
 from niels_gpt.pretrained.model_folder import ModelFolder
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.runs.history import history
+from niels_gpt.runs.loading import history
 from niels_gpt.runs.source import BASE_FILE, FILE, read_source
 from niels_gpt.system import files
-from niels_gpt.system.json_text import parse_json
+from niels_gpt.system.untrusted_files import read_untrusted
 
 PRIVATE_TEXT = "niels_gpt_private_text"
 """Key of config.json of an export: true if the model was trained on private text and no audit has cleared it."""
+
+MOST_CARD = 4 << 20
+"""Bytes of a README.md whose licence is read."""
 
 
 def public_name(name: str) -> str:
@@ -90,16 +94,16 @@ def _recorded(run: RunFolder, file: str) -> PublicBase | None:
 def _says_private(folder: Path) -> bool:
     """Whether config.json has PRIVATE_TEXT; one that cannot be read says nothing."""
     try:
-        return bool(parse_json((folder / "config.json").read_bytes()).get(PRIVATE_TEXT))
-    except (OSError, ValueError, AttributeError):
+        return bool(read_json(folder / "config.json", folder).get(PRIVATE_TEXT))
+    except (OSError, ValueError):
         return False
 
 
 def _licence(folder: Path) -> str:
     """The licence in the front matter of README.md; empty if there is none."""
     try:
-        text = (folder / "README.md").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = (read_untrusted(folder / "README.md", MOST_CARD) or b"").decode("utf-8").replace("\r\n", "\n")
+    except (OSError, ValueError):
         return ""
     front = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
     found = re.search(r"^licen[cs]e:\s*(\S.*)$", front[1], re.MULTILINE) if front else None

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from niels_gpt.system import files
+from niels_gpt.system.untrusted_files import is_untrusted_file
 
 MOST_HEADER = 100_000_000
 """Bytes; the limit of the format."""
@@ -78,8 +79,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file by name. Nothing but the header is read.
 
     Raises ValueError for a file that is not safetensors, is damaged or truncated, or has a tensor of a type that is not
-    known (8-bit floats, for example).
+    known (8-bit floats, for example), and as `is_untrusted_file`.
     """
+    is_untrusted_file(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from niels_gpt.system import files
-from niels_gpt.system.json_text import parse_json
+from niels_gpt.system.untrusted_files import read_untrusted
 from niels_gpt.tokenizer.added_token import AddedToken
 from niels_gpt.tokenizer.byte_level import check_text, flat_ids
 from niels_gpt.tokenizer.dtypes import token_dtype
@@ -33,11 +33,12 @@ from niels_gpt.tokenizer.huggingface import HuggingFaceModel
 from niels_gpt.tokenizer.piece_text import byte_piece
 from niels_gpt.tokenizer.round_trips import find_losses
 from niels_gpt.tokenizer.sentencepiece_model import SentencePieceModel
+from niels_gpt.tokenizer.vocabulary_files import has_vocabulary_files, parse_object, read_vocabulary_files
 
 JSON_FILE, MODEL_FILE, TEMPLATE_FILE = "tokenizer.json", "tokenizer.model", "chat_template.jinja"
 CONFIG_FILE, MAP_FILE, GENERATION_FILE = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"
 FILES = {
-    JSON_FILE: 256 << 20,
+    JSON_FILE: 64 << 20,
     MODEL_FILE: 64 << 20,
     CONFIG_FILE: 16 << 20,
     MAP_FILE: 1 << 20,
@@ -96,15 +97,7 @@ class ForeignTokenizer:
         raise ValueError(f"{self.where} has neither {JSON_FILE} nor {MODEL_FILE}")
 
     def _read_json(self, name: str) -> dict[str, Any]:
-        if name not in self.files:
-            return {}
-        try:
-            value = parse_json(self.files[name].decode("utf-8"))
-        except (UnicodeDecodeError, ValueError) as err:
-            raise ValueError(f"{self.where}/{name} is damaged ({err}): copy it again") from None
-        if not isinstance(value, dict):
-            raise ValueError(f"{self.where}/{name} must be a JSON object, got {type(value).__name__}")
-        return value
+        return parse_object(self.files.get(name), f"{self.where}/{name}")
 
     def _read_templates(self) -> dict[str, str]:
         """The chat templates: `chat_template.jinja`, else those in `tokenizer_config.json`."""
@@ -315,17 +308,20 @@ class ForeignTokenizer:
 
 
 def load_foreign(path: Path) -> ForeignTokenizer:
-    """Load the tokenizer of a folder, or the one that a file of it belongs to. Raises OSError or ValueError."""
+    """Load the tokenizer of a folder, or the one that a file of it belongs to. Raises OSError or ValueError.
+
+    `vocab.json` and `merges.txt` count as the `tokenizer.json` that they would be.
+    """
     folder = path if path.is_dir() else path.parent
     contents = {}
     for name, limit in FILES.items():
         file = path if path.suffix == ".json" and path.is_file() and name == JSON_FILE else folder / name
-        if not file.is_file():
-            continue
-        size = file.stat().st_size
-        if size > limit:
-            raise ValueError(f"{file} has {size:,} bytes, more than {limit:,}: it is not a {name}")
-        contents[name] = file.read_bytes()
+        data = read_untrusted(file, limit)
+        if data is not None:
+            contents[name] = data
+    if not contents.keys() & {JSON_FILE, MODEL_FILE} and has_vocabulary_files(folder):
+        config, names = (parse_object(contents.get(name), f"{folder}/{name}") for name in (CONFIG_FILE, MAP_FILE))
+        contents[JSON_FILE] = read_vocabulary_files(folder, config, names)
     return _made(tuple(contents.items()), str(folder))
 
 

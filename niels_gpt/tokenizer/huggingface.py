@@ -10,10 +10,10 @@ import contextlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from niels_gpt.tokenizer.added_token import AddedToken
+from niels_gpt.tokenizer.limits import check_tokenizer_json
 from niels_gpt.tokenizer.piece_text import byte_characters, byte_of_piece
 
 MODELS = ("BPE", "Unigram")
@@ -26,7 +26,8 @@ class HuggingFaceModel:
     def __init__(self, data: bytes, *, where: str) -> None:
         """Raises ValueError for a file that is damaged, or of a type that is not supported."""
         self._where = where
-        self._json = _parse(data, where)
+        self._json = parse_tokenizer_json(data, where)
+        check_tokenizer_json(self._json, where)
         model: dict[str, Any] = self._json["model"]
         kind = model.get("type") or ("BPE" if "merges" in model else None)  # old files name no type
         if kind not in MODELS:
@@ -95,10 +96,12 @@ class HuggingFaceModel:
 
     @contextlib.contextmanager
     def _errors(self, problem: str) -> Iterator[None]:
-        """Turn errors of the library, which are of type Exception itself, into ValueError."""
+        """Turn errors of the library, which are of type Exception itself or PanicException, into ValueError."""
         try:
             yield
-        except Exception as err:
+        except BaseException as err:
+            if not isinstance(err, Exception) and type(err).__name__ != "PanicException":
+                raise
             reason = " ".join(str(err).split())[:200]
             raise ValueError(f"{self._where} {problem}: {reason}") from err
 
@@ -142,12 +145,9 @@ class HuggingFaceModel:
         return built
 
 
-def is_byte_vocabulary(folder: Path) -> bool:
-    """Whether the `tokenizer.json` of a folder maps a text to its utf-8 bytes, as that of a byte model does."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return False
-    model = HuggingFaceModel(path.read_bytes(), where=str(path))
+def is_byte_vocabulary(data: bytes, where: str) -> bool:
+    """Whether a `tokenizer.json` maps a text to its utf-8 bytes, as that of a byte model does."""
+    model = HuggingFaceModel(data, where=where)
     probe = "a \u00e9\n\u6f22 <|x|>"
     return (
         model.vocab_size == 256
@@ -156,7 +156,8 @@ def is_byte_vocabulary(folder: Path) -> bool:
     )
 
 
-def _parse(data: bytes, where: str) -> dict[str, Any]:
+def parse_tokenizer_json(data: bytes, where: str) -> dict[str, Any]:
+    """Return the content of a tokenizer.json. Raises ValueError for one that is damaged."""
     try:
         content = json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as err:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from niels_gpt.tokenizer.foreign import JSON_FILE, MODEL_FILE, ForeignTokenizer, load_foreign
+from niels_gpt.system.untrusted_files import is_untrusted_file, read_untrusted
+from niels_gpt.tokenizer.foreign import FILES, JSON_FILE, MODEL_FILE, ForeignTokenizer, load_foreign
 from niels_gpt.tokenizer.special import SPECIAL_TOKENS
 from niels_gpt.tokenizer.subword import Tokenizer, load_subword
+from niels_gpt.tokenizer.vocabulary_files import has_vocabulary_files
 
 
 def load_tokenizer(model_path: str | Path) -> Tokenizer | ForeignTokenizer:
@@ -27,10 +29,13 @@ def load_tokenizer(model_path: str | Path) -> Tokenizer | ForeignTokenizer:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder such as `tokenizer/` of a cache holds a tokenizer."""
-    return any((folder / name).is_file() for name in ("spm.model", JSON_FILE, MODEL_FILE))
+    """Whether a folder such as `tokenizer/` of a cache holds a tokenizer. Raises as `is_untrusted_file`."""
+    named = (folder / "spm.model").is_file() or any(
+        is_untrusted_file(folder / name) for name in (JSON_FILE, MODEL_FILE)
+    )
+    return named or has_vocabulary_files(folder)
 
 
 def _is_ours(path: Path) -> bool:
     """Whether a SentencePiece file has our special tokens."""
-    return path.is_file() and SPECIAL_TOKENS[0].encode() in path.read_bytes()
+    return SPECIAL_TOKENS[0].encode() in (read_untrusted(path, FILES[MODEL_FILE]) or b"")

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from niels_gpt.tokenizer.added_token import AddedToken
+from niels_gpt.tokenizer.limits import check_numbers, try_sentencepiece
 from niels_gpt.tokenizer.piece_text import BLOCK, byte_of_piece
 
 
@@ -18,6 +19,7 @@ class SentencePieceModel:
 
     def __init__(self, data: bytes, *, where: str, added: Sequence[AddedToken] = ()) -> None:
         """`added`: further tokens that `tokenizer_config.json` lists. Raises ValueError for a damaged file."""
+        try_sentencepiece(data, where)
         self._data = data
         self._sp = _load(data, where)
         size: int = self._sp.vocab_size()
@@ -33,6 +35,7 @@ class SentencePieceModel:
                 )
         self.added = own + [token for token in added if token.id not in own_ids]
         self.vocab_size = max([size - 1, *(token.id for token in self.added)]) + 1
+        check_numbers(self.vocab_size, len(added), 0, f"tokenizer_config.json beside {where}")
         self.adds_space: bool = self._sp.encode("a") != self._inside.encode("a")
         self._ids = {token.content: token.id for token in self.added}
         self._special = frozenset(token.content for token in self.added if token.special)

@@ -7,13 +7,14 @@ import io
 import re
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from niels_gpt.system import files, threads
 from niels_gpt.system.checked_json import write_checked_json
+from niels_gpt.tokenizer.private_pieces import without_pieces
 from niels_gpt.tokenizer.special import SPECIAL_TOKENS
 from niels_gpt.tokenizer.subword import BLOCK, Tokenizer
 
@@ -35,12 +36,14 @@ def train_tokenizer(
     vocab_size: int = 16_000,
     seed: int = 42,
     sample_chunks: int = SAMPLE_CHUNKS,
+    dropped: Callable[[Tokenizer], Collection[int]] | None = None,
 ) -> str:
     """Train a unigram SentencePiece model; return the path of `out_dir/spm.model`, with `meta.json` beside it.
 
     `vocab_size` counts the pieces without the four special tokens. It must be at least 257 (256 bytes and `<unk>`) plus
     the number of different characters. A text with fewer useful pieces gives a smaller vocabulary and a warning. The
     same texts and seed give the same bytes. Memory is bounded: a seeded reservoir keeps `sample_chunks` chunks.
+    dropped: returns the ids of pieces that the model shall not have, such as `private_pieces`.
     Raises ValueError for a vocab_size that is too small or above 65,532, for empty input, and for an out_dir that is a
     file or not writable.
     """
@@ -63,6 +66,8 @@ def train_tokenizer(
     pieces = tokenizer.vocab_size - len(SPECIAL_TOKENS)
     if pieces < vocab_size:
         warnings.warn(f"the text has only {pieces:,} useful pieces, fewer than vocab_size={vocab_size:,}", stacklevel=2)
+    if dropped is not None:
+        tokenizer = Tokenizer(without_pieces(tokenizer.model, dropped(tokenizer)))
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "spm.model"

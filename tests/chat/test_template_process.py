@@ -11,6 +11,7 @@ import pytest
 
 from niels_gpt.chat import template_process
 from niels_gpt.chat.template_process import TemplateProcess, TemplateRefused
+from niels_gpt.system import limited_process
 
 NOW = "2025-01-02T03:04:05"
 
@@ -106,7 +107,7 @@ def test_a_worker_that_hangs_is_killed(monkeypatch, tmp_path):
     script = tmp_path / "worker.py"
     script.write_text("import sys, time\nsys.stdin.readline()\nprint('null', flush=True)\ntime.sleep(1000)\n")
     monkeypatch.setattr(template_process, "WORKER", script)
-    monkeypatch.setattr(template_process, "WALL_SECONDS", 0.5)
+    monkeypatch.setattr(limited_process, "WALL_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(TemplateRefused, match="more than"):
         TemplateProcess("a", where="here").render([{}], NOW)
@@ -121,8 +122,8 @@ def test_a_worker_that_is_killed_while_the_timer_starts_took_too_long(monkeypatc
             time.sleep(self.interval)
             self.function()
 
-    monkeypatch.setattr(template_process.threading, "Timer", Timer)
-    monkeypatch.setattr(template_process, "WALL_SECONDS", 0.05)
+    monkeypatch.setattr(limited_process.threading, "Timer", Timer)
+    monkeypatch.setattr(limited_process, "WALL_SECONDS", 0.05)
     with pytest.raises(TemplateRefused, match="more than"):
         TemplateProcess("a", where="here").render([{}], NOW)
 
@@ -130,7 +131,7 @@ def test_a_worker_that_is_killed_while_the_timer_starts_took_too_long(monkeypatc
 def test_an_interrupted_call_does_not_answer_the_next_one(monkeypatch):
     template = TemplateProcess("{{ x }}", where="here")
     assert template.render([{"x": "first"}], NOW) == ["first"]
-    interrupted = template._process
+    interrupted = template._process.process
 
     class NoAnswer:
         """The pipe of the process, of which Ctrl-C ends the first read."""
@@ -166,7 +167,7 @@ def test_no_file_can_be_opened():
     """Even code that has left the sandbox could open nothing: the process has no descriptors left."""
     process = TemplateProcess("x", where="here")
     process.render([{}], NOW)
-    limits = Path(f"/proc/{process._process.pid}/limits").read_text(encoding="utf-8")
+    limits = Path(f"/proc/{process._process.process.pid}/limits").read_text(encoding="utf-8")
     (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
     assert line.split()[3:5] == ["0", "0"]
 
@@ -188,9 +189,22 @@ def test_threads_share_a_process():
 def test_the_process_ends_with_its_template():
     process = TemplateProcess("x", where="here")
     process.render([{}], NOW)
-    pid = process._process.pid
+    pid = process._process.process.pid
     os.kill(pid, 0)
     del process
     gc.collect()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_fork_leaves_the_process_of_its_parent():
+    """A worker of a data loader, for example, starts its own."""
+    template = TemplateProcess("{{ x }}", where="here")
+    template.render([{"x": "parent"}], NOW)
+    child = os.fork()
+    if not child:
+        os._exit(0 if template.render([{"x": "child"}], NOW) == ["child"] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    started = template._process
+    assert template.render([{"x": "parent again"}], NOW) == ["parent again"]
+    assert template._process is started

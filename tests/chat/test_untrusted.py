@@ -85,6 +85,29 @@ def test_a_growing_conversation_seldom_changes_its_beginning():
     assert all(100 < len(prompt) <= 211 for prompt in prompts[20:])
 
 
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=20),
+    limit=st.integers(60, 130),
+    continue_last=st.booleans(),
+)
+@example(sizes=[30, 13, 0], limit=61, continue_last=True)  # 37 + 20 + 11: without the first, one too many are left
+def test_older_turns_are_dropped_until_half_of_the_limit_is_free(sizes, limit, continue_last):
+    """Against a loop over whole messages; the start of a reply is no part of what is halved."""
+    messages = [{"role": "user", "content": "a" * size} for size in sizes]
+    end = "assistant: "
+    if continue_last:
+        messages[-1]["role"], end = "assistant", ""
+    space, kept = limit - len(end), []
+    for number, message in enumerate(messages):
+        last = continue_last and number == len(messages) - 1
+        kept.append(f"{message['role']}: {message['content']}" + ("" if last else "\n"))
+        if len("".join(kept)) > space:
+            while len("".join(kept)) > space // 2 and len(kept) > 1:
+                kept.pop(0)
+    found = encode_untrusted(messages, BYTES, limit, continue_last=continue_last)
+    assert bytes(found.ids).decode() == "".join(kept) + end
+
+
 def test_the_system_message_stays():
     messages = [{"role": "system", "content": "S"}, *numbered(1000)]
     ids, pinned = encode_untrusted(messages, BYTES, 300)

@@ -19,6 +19,8 @@ MODELS: dict[str, dict[str, object]] = {
     "v0": {},
     "v0, untied": {"tie_embeddings": False, "rope_theta": 700.0},
     "learned positions": {"positions": "learned"},
+    "GPT-2": {"positions": "learned", "mlp": "gelu_tanh", "bias": True},
+    "v0 with biases": {"bias": True},
 }
 """Name -> options of the model; V is that of the tokenizer of the tests, or 256."""
 

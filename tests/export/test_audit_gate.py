@@ -35,7 +35,7 @@ def here(tmp_path, monkeypatch):
 def verdict_of(loaded, verdict, **changes):
     """A stored audit as a dict, with what the gate reads."""
     fields = {"verdict": verdict, "weights": weights_digest(loaded.model), "interrupted": False, "because": ["a part"]}
-    fields["shortfalls"] = []
+    fields |= {"shortfalls": [], "private_pieces": [], "secrets": [], "min_notes": 3}
     counts = {"windows_over": 3, "notes_exposed": 2, "windows": 50, "notes_audited": 9, "threshold": 0.001}
     return {**fields, **counts, **changes}
 
@@ -190,7 +190,7 @@ def test_looser_audits_and_those_of_older_versions_clear_no_model():
         assert "0.999" in refusal(found, loaded.path).reason and "SAFE" not in found.sentence()
         shutil.rmtree(run.path / "loose")
     older = verdict_of(loaded, SAFE)
-    del older["shortfalls"]
+    del older["private_pieces"]  # and so the first tokens of a text were not judged
     store(run, "older", older)
     assert check(loaded).verdict is None and "older" in check(loaded).rejected
     store(run, "worse", verdict_of(loaded, NOT_SAFE, shortfalls=["--stride 20 is above 5"]))
@@ -198,6 +198,17 @@ def test_looser_audits_and_those_of_older_versions_clear_no_model():
     shutil.rmtree(run.path / "worse")
     store(run, "strict", verdict_of(loaded, SAFE))
     assert check(loaded).judgment == SAFE and check(loaded).rejected == ""
+
+
+def test_a_model_with_private_pieces_is_refused(tmp_path):
+    run_of()
+    loaded = load_run("run", None, "cpu")
+    pieces = [{"piece": "Quizzlebrandt", "notes": 1}]
+    verdict = verdict_of(loaded, NOT_SAFE, windows_over=0, notes_exposed=0, private_pieces=pieces)
+    found = refusal(Clearance(["roam"], verdict), tmp_path)
+    assert "1 piece" in found.reason and "fewer than 3 notes" in found.reason and "tokenizer" in found.remedy
+    sentence = Clearance(["roam"], verdict).sentence()
+    assert "1 piece" in sentence and "Quizzlebrandt" not in sentence + found.reason
 
 
 def test_advice_tells_what_the_base_knew_from_what_was_learned(tmp_path):

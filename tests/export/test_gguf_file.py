@@ -15,6 +15,7 @@ from tests.export import MODELS, make
 
 gguf = pytest.importorskip("gguf")
 ARCHITECTURES = {"head norms": "qwen3", "v0": "gptneox", "v0, untied": "gptneox", "learned positions": "gpt2"}
+ARCHITECTURES |= {"GPT-2": "gpt2", "v0 with biases": "gptneox"}
 """All others are `llama`."""
 
 
@@ -42,7 +43,7 @@ def test_sizes_and_options(tmp_path, name):
     weights = sum(
         math.prod(t.shape) for n, t in tensors.items() if not n.endswith(".bias") and n != "rope_freqs.weight"
     )
-    biases = config.qkv_bias * sum(block.attn.qkv.bias.numel() for block in model.layers() if config.qkv_bias)
+    biases = sum(p.numel() for name, p in model.named_parameters() if name.endswith(".bias"))
     copied = config.V * config.C * (kind == "gptneox" and config.tie_embeddings)
     assert weights == model.num_parameters() - biases + copied
 

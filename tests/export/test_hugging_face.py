@@ -10,16 +10,19 @@ from niels_gpt.chat.formats import chat_format
 from niels_gpt.config import ModelConfig
 from niels_gpt.export.hugging_face import is_export, write_hf
 from niels_gpt.export.pieces import HARD_TEXTS
+from niels_gpt.export.self_check import TEXTS, hard_texts
+from niels_gpt.export.tokenizer_json import compare_ids
 from niels_gpt.model.gpt import GPT
 from niels_gpt.tokenizer import ByteTokenizer
 from tests.export import MODELS, greedy, make, some_ids
 
 CLASSES = {
-    "biases": "Qwen2ForCausalLM",
     "head norms": "Qwen3ForCausalLM",
     "v0": "GPTNeoXForCausalLM",
     "v0, untied": "GPTNeoXForCausalLM",
     "learned positions": "GPT2LMHeadModel",
+    "GPT-2": "GPT2LMHeadModel",
+    "v0 with biases": "GPTNeoXForCausalLM",
 }
 """All others are Llamas."""
 
@@ -41,12 +44,15 @@ def test_logits_and_greedy_ids_are_ours(tmp_path, name):
     assert peer.generate(prompt, **options)[0].tolist() == greedy(model, prompt[0].tolist(), 40)
 
 
-@pytest.mark.parametrize("name", ["v1", "v0"])
+@pytest.mark.parametrize("name", MODELS)
 def test_the_tokenizer_is_ours(tmp_path, name):
     model, tokenizer = make(name)
     write_hf(model, tokenizer, tmp_path)
     peer = AutoTokenizer.from_pretrained(tmp_path)
     assert len(peer) == tokenizer.vocab_size and peer.model_max_length == model.config.T
+    texts = hard_texts(tokenizer)
+    assert len(set(texts)) == TEXTS == 200
+    compare_ids(texts, [peer.encode(text) for text in texts], tokenizer, "")
     for text in HARD_TEXTS:
         assert peer(text)["input_ids"] == tokenizer.encode(text)
         assert peer.decode(peer(text)["input_ids"]) == text

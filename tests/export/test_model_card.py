@@ -90,14 +90,14 @@ def test_a_run_from_nothing_or_from_what_is_gone_has_no_base(tmp_path):
     assert "Base" not in card(alone)
 
 
-def test_the_command_has_no_folders(tmp_path, monkeypatch):
+def test_what_was_typed_is_not_published(tmp_path, monkeypatch):
+    """Not even the last parts of paths: they name folders and what is excluded."""
     run = tuned(tmp_path / "run", "")
-    words = ["notes", "/home/me/my diary/notes", "--base=hf:/home/me/Small-1", "--set=init_from=hf:some/Small-2"]
-    words += ["--set=data.sources={mine: {path: /home/me/mine.txt, licence: CC0}}", "--run-dir", "private/runs/x"]
+    words = ["notes", "/home/me/my diary/therapy", "--exclude", "*clinic*", "--base=hf:/home/me/Small-1"]
+    words += ["--set=data.sources={mine: {path: /home/me/journal.txt, licence: CC0}}", "--run-dir", "runs/secret"]
     monkeypatch.setattr(program, "_arguments", tuple(words))
     with recorded_session(run.path, step=0, processes=1, machine={}, data=[], fingerprint={}):
         pass
     text = card(run)
-    assert "/home" not in text and "diary" not in text and "private" not in text
-    assert "notes notes --base=hf:Small-1 --set=init_from=hf:some/Small-2" in text
-    assert "{mine: {path: mine.txt, licence: CC0}}" in text and "--run-dir x" in text
+    for part in ("/home", "diary", "therapy", "clinic", "Small-1", "journal", "secret", "--exclude"):
+        assert part not in text

@@ -1,1 +1,1 @@
-"""Exported GGUF files in the real llama.cpp (`make test-gguf`); `make test` skips them where it is not installed."""
+"""Exported GGUF files in the real llama.cpp (`make test WHAT=gguf`); `make test` skips them without it."""

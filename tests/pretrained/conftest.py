@@ -47,6 +47,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {**SMALL, **HEADS, "no_rope_layers": [1, 1], "pad_token_id": None}),
     "gpt_neox": ("GPTNeoX", NEOX),
     "gpt2": ("GPT2", GPT2),
+    "gpt2_biases": ("GPT2", GPT2 | {"activation_function": "gelu_new"}),
+    "gpt_neox_biases": ("GPTNeoX", NEOX),
 }
 """Name -> class in transformers and options: the shapes of public models at a reduced size."""
 
@@ -61,7 +63,7 @@ def random_model(name: str, **changes: Any) -> Any:
     with torch.no_grad():
         for key, p in model.named_parameters():
             if key.endswith("bias"):
-                p.normal_() if kind == "Qwen2" else p.zero_()
+                p.normal_() if kind == "Qwen2" or name.endswith("_biases") else p.zero_()
             else:
                 p.add_(0.2 * torch.randn_like(p))
     return model

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+from transformers import AutoModelForCausalLM
 
 from niels_gpt import GPT
+from niels_gpt.pretrained.checksums import write_sums
 from niels_gpt.pretrained.families import FAMILIES as SUPPORTED
 from niels_gpt.pretrained.families import family_of_config
 from niels_gpt.pretrained.find_model import find_folder
+from niels_gpt.pretrained.imported_run import import_model
 from niels_gpt.pretrained.model_folder import open_folder
+from niels_gpt.runs.folder import RunFolder
 from tests.pretrained.conftest import FAMILIES, change_config, random_model, save
 
 
@@ -62,7 +72,8 @@ def test_what_was_read_is_written_unchanged(name: str, tmp_path: Path) -> None:
     family = family_of_config(opened.config)
     shared = {"model_type": family.model_type, "vocab_size": opened.config.V}
     shared["tie_word_embeddings"] = opened.config.tie_embeddings
-    assert family.read(family.write(opened.config) | shared) == opened.config
+    again = family.read(family.write(opened.config) | shared)
+    assert dataclasses.replace(again, bias=opened.config.bias) == opened.config  # a GPT-2 has biases; here zeros
 
 
 def test_shards_are_read_like_one_file(tmp_path: Path) -> None:
@@ -146,7 +157,13 @@ def test_a_base_model_without_its_prefix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [
-        ("tinyllama", {"attention_bias": True}, "attention_bias=True"),
+        ("tinyllama", {"attention_bias": True}, r"missing 6.*q_proj\.bias"),
+        ("qwen3", {"attention_bias": True}, "attention_bias=True"),
+        ("mistral", {"sliding_window": 63}, "sliding_window=63"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 63}, "use_sliding_window=True"),
+        ("qwen3", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 63}, "'sliding_attention'"),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 2, "sliding_window": 64}, "'chunked_attention'"),
+        ("mistral", {"sliding_window": 0}, "sliding_window"),
         ("tinyllama", {"mlp_bias": True}, "mlp_bias=True"),
         ("tinyllama", {"hidden_act": "gelu"}, "hidden_act=gelu"),
         ("tinyllama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, "'yarn'"),
@@ -168,7 +185,7 @@ def test_a_base_model_without_its_prefix(tmp_path: Path) -> None:
         ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 2}, "no_rope_layer_interval=2"),
         ("gpt_neox", {"use_parallel_residual": True}, "use_parallel_residual=True"),
         ("gpt_neox", {"rope_parameters": {"partial_rotary_factor": 0.25, "rope_type": "default"}}, "rotary_pct"),
-        ("gpt2", {"activation_function": "gelu_new"}, "activation_function=gelu_new"),
+        ("gpt2", {"activation_function": "relu"}, "activation_function=relu"),
         ("qwen2", {"quantization_config": {"bits": 4}}, "quantization_config=.*'bits': 4"),
         (
             "gpt_neox",
@@ -225,24 +242,48 @@ def test_tensors_of_many_layers_are_listed_together(tmp_path: Path) -> None:
 
 
 def test_a_bias_that_is_not_zero_is_refused_by_name(tmp_path: Path) -> None:
-    theirs = random_model("gpt_neox")
+    file, name = save(random_model("smollm2"), tmp_path) / "model.safetensors", "model.layers.1.mlp.up_proj.bias"
+    safetensors.torch.save_file(safetensors.torch.load_file(file) | {name: torch.eye(1, 96)[0]}, file)
+    with pytest.raises(ValueError, match=re.escape(name)):
+        open_folder(tmp_path).read_state()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox"])
+def test_biases_that_are_all_zero_are_left_out(name: str, tmp_path: Path) -> None:
+    """Then kernels compute the model; one that is not zero brings all of them."""
+    theirs = random_model(name)
+    assert not open_folder(save(theirs, tmp_path / "zero")).config.bias
     with torch.no_grad():
-        theirs.gpt_neox.layers[1].attention.dense.bias[3] = 0.5
-    opened = open_folder(save(theirs, tmp_path))
-    with pytest.raises(ValueError, match=r"gpt_neox\.layers\.1\.attention\.dense\.bias"):
-        opened.read_state()
+        next(p for key, p in theirs.named_parameters() if key.endswith("bias"))[3] = 0.5
+    assert open_folder(save(theirs, tmp_path / "one")).config.bias
 
 
-def test_a_pickle_is_never_loaded(llama: Path) -> None:
+def test_a_pickle_is_never_loaded(llama: Path, tmp_path: Path) -> None:
+    """Neither alone, nor beside safetensors, nor under the name of another file that is read."""
+    exploded = tmp_path / "exploded"
+
     class Bomb:
         def __reduce__(self) -> tuple[Any, ...]:
-            return Path.touch, (llama / "exploded",)
+            return Path.touch, (exploded,)
 
-    (llama / "model.safetensors").unlink()
-    torch.save({"model.norm.weight": Bomb()}, llama / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin"):
-        open_folder(llama)
-    assert not (llama / "exploded").exists()
+    def import_it() -> None:
+        import_model(str(llama), RunFolder(tmp_path / "run"))
+
+    pickles = [llama / name for name in ("pytorch_model.bin", "weights.pt", "tokenizer.model", "model.safetensors")]
+    for path in pickles[:2]:
+        torch.save({"model.norm.weight": Bomb()}, path)
+    import_it()  # from model.safetensors
+    assert not exploded.exists()
+    for path in pickles[2:]:
+        torch.save({"model.norm.weight": Bomb()}, path)
+        with pytest.raises(ValueError, match=path.name):
+            import_model(str(llama), RunFolder(tmp_path / "again"))
+        path.unlink()
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin, a pickle"):
+        import_model(str(llama), RunFolder(tmp_path / "again"))
+    assert not exploded.exists() and not (tmp_path / "again").exists()
+    torch.load(pickles[0], weights_only=False)
+    assert exploded.exists()  # what would have happened
 
 
 def test_a_pickle_under_the_name_of_safetensors(llama: Path) -> None:
@@ -310,6 +351,131 @@ def test_config_json_is_missing_or_damaged(llama: Path, tmp_path: Path) -> None:
     (llama / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json"):
         open_folder(llama)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "context", "T"),
+    [
+        ("tinyllama", {"rope_scaling": {"type": "linear", "factor": 1.0}}, None, 64),
+        ("tinyllama", {"rope_parameters": {"rope_type": "linear", "factor": 1, "rope_theta": 1e4}}, None, 64),
+        ("mistral", {"sliding_window": 64}, None, 64),
+        ("mistral", {"sliding_window": 32}, 32, 32),
+        ("mistral", {"sliding_window": 32, "max_position_embeddings": 4096}, 20, 32),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 64}, None, 64),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 16}, None, 64),
+        (
+            "qwen3",
+            {"layer_types": ["sliding_attention"] * 2, "sliding_window": 40, "use_sliding_window": True},
+            40,
+            40,
+        ),
+    ],
+)
+@torch.no_grad()
+def test_options_without_effect_in_the_context_are_accepted(
+    name: str, changes: dict[str, Any], context: int | None, T: int, tmp_path: Path
+) -> None:
+    save(random_model(name), tmp_path)
+    change_config(tmp_path, **changes)
+    opened = open_folder(tmp_path, context=context)
+    assert opened.config.T == T
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    model = GPT(opened.config).eval()
+    model.load_state_dict(opened.read_state(dtype=torch.float32))
+    ids = torch.randint(300, (1, context or T))
+    torch.testing.assert_close(model(ids), theirs(ids).logits, atol=1e-4, rtol=0)
+
+
+def test_a_refused_option_is_reported_before_anything_heavy(tmp_path: Path) -> None:
+    """The weights and the tokenizer here could not even be opened."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    options = random_model("tinyllama").config.to_dict() | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    (folder / "config.json").write_text(json.dumps(options, default=str))
+    (folder / "model.safetensors").write_bytes(b"junk")
+    (folder / "tokenizer.json").write_bytes(b"junk")
+    program = (
+        "import sys; from niels_gpt.cli.main import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit as end: code = end.code\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'datasets', 'safetensors'} & sys.modules.keys()\n"
+        "sys.exit(f'{code} {sorted(heavy)}')"
+    )
+    command = [sys.executable, "-c", program, "import", "hf", str(folder), "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    error, found = done.stderr.strip().splitlines()
+    assert "'yarn'" in error and found == "1 []"
+    assert not (tmp_path / "run").exists()
+
+
+# --- hostile folders --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer.model", "SHA256SUMS", "x.safetensors"]
+)
+@pytest.mark.parametrize("kind", ["pipe", "link", "dangling link", "folder"])
+def test_what_is_no_regular_file_of_the_folder_is_refused(name: str, kind: str, llama: Path, tmp_path: Path) -> None:
+    path = llama / name
+    if name == "x.safetensors":
+        (llama / "model.safetensors").unlink()
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        if kind == "link":
+            (tmp_path / "secret").write_text("{}")
+        path.symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match=f"{name} is (not a regular file|a link to a file outside)"):
+        import_model(str(llama), RunFolder(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_links_inside_the_folder_and_to_blobs_of_the_hub(llama: Path, tmp_path: Path) -> None:
+    (llama / "weights").mkdir()
+    (llama / "model.safetensors").rename(llama / "weights" / "a")
+    (llama / "model.safetensors").symlink_to("weights/a")
+    snapshot = tmp_path / "models--somebody--llama" / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--somebody--llama" / "blobs").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(llama / name, tmp_path / "models--somebody--llama" / "blobs" / name)
+        (snapshot / name).symlink_to(Path("..", "..", "blobs", name))
+    linked = tmp_path / "linked"
+    linked.symlink_to(snapshot)
+    states = [open_folder(folder).read_state() for folder in (llama, snapshot, linked)]
+    for state in states[1:]:
+        assert all(torch.equal(state[name], weight) for name, weight in states[0].items())
+
+
+def test_a_config_that_is_too_large(llama: Path) -> None:
+    with (llama / "config.json").open("ab") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(ValueError, match=r"config\.json has 68,157,440 bytes, more than 67,108,864"):
+        open_folder(llama)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "generation_config.json"])
+def test_checksums_find_a_flipped_bit_and_a_missing_file(name: str, folder: Path, tmp_path: Path) -> None:
+    (folder / "README.md").write_text("# A card")
+    write_sums(folder)
+    (folder / "README.md").write_text("# An edited card")
+    import_model(str(folder), RunFolder(tmp_path / "whole"))
+    data = bytearray((folder / name).read_bytes())
+    position = data.rindex(b"1") if name.endswith(".json") else len(data) - 9
+    data[position] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises(ValueError, match=rf"{name} is (damaged.*SHA256SUMS|not JSON)"):
+        import_model(str(folder), RunFolder(tmp_path / "run"))
+    if name == "tokenizer.json":
+        (folder / name).unlink()
+        with pytest.raises(ValueError, match=f"{name}.*missing"):
+            import_model(str(folder), RunFolder(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+    (folder / "SHA256SUMS").write_text("0" * 64 + "  ./onnx/other\n" + "0" * 64 + "  pytorch_model.bin\nwords\n")
+    if name == "generation_config.json":
+        import_model(str(folder), RunFolder(tmp_path / "run"))  # sums of files that are not here
 
 
 # --- folders and repositories -----------------------------------------------------------------------------

@@ -3,12 +3,21 @@
 import numpy as np
 import pytest
 
-from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer, text_bytes, token_sizes
+from niels_gpt.tokenizer import SPECIAL_TOKENS, ByteTokenizer, fits, load_tokenizer, text_bytes, token_sizes
+from tests import foreign_tokenizers
 
 
 def test_every_byte_has_size_1():
     assert token_sizes(ByteTokenizer()).tolist() == [1] * 256
     assert text_bytes(ByteTokenizer(), np.array([104, 105])) == b"hi"
+
+
+def test_which_vocabularies_of_models_fit(tokenizer, tmp_path):
+    """Only the vocabulary of a tokenizer of others may be smaller than that of the model."""
+    foreign = load_tokenizer(foreign_tokenizers.make("smollm", tmp_path))
+    for each, more, fewer in ((tokenizer, False, False), (ByteTokenizer(), False, True), (foreign, True, False)):
+        n = each.vocab_size
+        assert [fits(each, V) for V in (n + 1, n, n - 1)] == [more, True, fewer]
 
 
 def test_they_are_counted_once_and_read_only(tokenizer):
