@@ -6,34 +6,16 @@ import json
 import queue
 import threading
 import time
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import IO, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from niels_gpt.serve.errors import CLIENT_CLOSED
-from niels_gpt.serve.metrics import Metrics
+from niels_gpt.serve.metrics import Metrics, Record
 
 _KEY = "niels_gpt.record"
 LONGEST = 10_000
 """Lines that may wait for the disk or the pipe; more are dropped and counted."""
-
-
-@dataclass
-class Record:
-    """What is known of a request when it ends. Routes fill it in."""
-
-    began: float = field(default_factory=time.monotonic)
-    status: int = CLIENT_CLOSED
-    model: str | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    first_token: float | None = None
-    """Seconds from the start of the request to its first token."""
-    outcome: str | None = None
-    """How a response ended that began well: disconnect, timeout, shutdown or error."""
 
 
 def record_of(scope: Scope) -> Record:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import mimetypes
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from niels_gpt import __version__
 from niels_gpt.serve import openai_routes
@@ -19,9 +22,12 @@ from niels_gpt.serve.access_log import AccessLog, LineWriter
 from niels_gpt.serve.errors import APIError, add_handlers
 from niels_gpt.serve.limits import BodyLimit, Limits
 from niels_gpt.serve.metrics import Metrics
-from niels_gpt.serve.page_files import PageFiles
 from niels_gpt.serve.security import Guard
 from niels_gpt.serve.served_model import ServedModel
+from niels_gpt.system.files import sha256_bytes
+
+STATIC_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+"""Not those of the machine: some systems have another type for .js, which a browser does not run."""
 
 
 class ErrorBody(BaseModel):
@@ -52,12 +58,68 @@ class Draining:
             await self._app(scope, receive, send)
 
 
+class HeadAsGet:
+    """ASGI middleware that answers HEAD as GET, with the same headers and no body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            await send(message if message["type"] == "http.response.start" else {**message, "body": b""})
+
+        as_get = {**scope, "method": "GET"}
+        try:
+            await self._app(as_get, receive, send_head)
+        finally:
+            scope["route"] = as_get.get("route")  # for the metrics
+
+
+class PageFiles:
+    """ASGI app for GET of the files of a folder (and HEAD, see `HeadAsGet`).
+
+    They are read once: a request only chooses one of their names, and never reaches the file system.
+
+    Browsers ask again before they use a file (`no-cache`), so that those of two versions are never mixed; an ETag makes
+    the answer short. starlette's StaticFiles takes twice as long, since it reads the file system in threads.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[str, tuple[bytes, dict[str, str]]] = {}
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                data = path.read_bytes()
+                kind = STATIC_TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+                headers = {"etag": f'"{sha256_bytes(data)[:32]}"', "cache-control": "no-cache", "content-type": kind}
+                self._files[path.relative_to(folder).as_posix()] = data, headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "GET":
+            raise HTTPException(405, headers={"Allow": "GET, HEAD"})
+        name = scope["path"].removeprefix(scope.get("root_path", "")).lstrip("/")
+        found = self._files.get(name)
+        if found is None:
+            raise HTTPException(404)
+        data, headers = found
+        if Headers(scope=scope).get("if-none-match") == headers["etag"]:
+            response = Response(status_code=304, headers={k: v for k, v in headers.items() if k != "content-type"})
+        else:
+            response = Response(data, headers=headers)
+        await response(scope, receive, send)
+
+
 def create_app(
     models: Sequence[ServedModel],
     *,
     limits: Limits | None = None,
     api_key: str | None = None,
     local: bool = True,
+    origins: Collection[str] = (),
+    hosts: Collection[str] = (),
     access_log: IO[str] | None = None,
     routers: Sequence[APIRouter] = (),
     static: Path | None = None,
@@ -65,6 +127,7 @@ def create_app(
     """Return the application of these models, whose threads it starts and stops.
 
     local: the server is bound to a loopback address, so that only local names are allowed in the Host header.
+    origins, hosts: other sites whose pages may use the server, and other names for the Host header; see `Guard`.
     routers: further routes; `app.state` has `models` (by id), `limits`, `metrics` and `generations`,
         and `closing`, which is set when the server ends: long work in threads looks at it.
     static: a folder of files for /static, which need no API key. They are read now: a request names no path.
@@ -108,7 +171,6 @@ def create_app(
     app.include_router(openai_routes.router)
     _add_schema_of_errors(app)
 
-    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health(request: Request) -> JSONResponse:
         """Whether the threads of all models run."""
@@ -125,9 +187,10 @@ def create_app(
     if static is not None:
         app.mount("/static", PageFiles(static))
     # The last one added is the first to see a request.
+    app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(Draining, state=app.state)
-    app.add_middleware(Guard, key=api_key, local=local)
+    app.add_middleware(Guard, key=api_key, local=local, origins=origins, hosts=hosts)
     app.add_middleware(AccessLog, metrics=metrics, writer=writer)
     return app
 

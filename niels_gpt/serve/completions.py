@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from niels_gpt.inference.engine.request import Event, Request
 from niels_gpt.inference.generation import TextOutput, encode_stops
 from niels_gpt.inference.sampling import Sampling
-from niels_gpt.serve.access_log import Record
-from niels_gpt.serve.errors import APIError
+from niels_gpt.serve.errors import APIError, above_limit
 from niels_gpt.serve.limits import Limits
+from niels_gpt.serve.metrics import Record
 from niels_gpt.serve.model_worker import Inbox
+from niels_gpt.serve.openai_schema import NO_LIMIT
 from niels_gpt.serve.served_model import ServedModel
 from niels_gpt.system.rng import derive_seed
 
@@ -27,6 +28,7 @@ class Order:
 
     prompts: Sequence[Sequence[int]]
     new_tokens: int
+    """Longest continuation; the limit of the server if it is smaller, or for NO_LIMIT."""
     sampling: Sampling
     n: int = 1
     stops: Sequence[str] = ()
@@ -60,6 +62,10 @@ class Update(NamedTuple):
     text: str
     tokens: list[ScoredToken]
     finished: str | None
+
+    def joined(self, later: Update) -> Update:
+        """This update and a later one as one."""
+        return Update(self.choice, self.text + later.text, self.tokens + later.tokens, later.finished)
 
 
 class _Choice:
@@ -135,21 +141,15 @@ class Generation:
 
     def __init__(self, model: ServedModel, order: Order, limits: Limits, record: Record) -> None:
         """Submit the continuations. Raises APIError 400 for what the engine refuses, 429 if the queue is full."""
+        cut = order.new_tokens == NO_LIMIT or order.new_tokens > limits.new_tokens
+        new_tokens = limits.new_tokens if cut else order.new_tokens
+        self.headers = {"x-max-tokens": str(new_tokens)} if cut else {}
         if order.choices > limits.choices:
-            raise APIError(
-                400,
-                f"the request asks for {order.choices} continuations, more than {limits.choices}, the limit of this "
-                "server",
-                param="n",
-            )
-        alternatives = order.choices * order.new_tokens * (order.options.get("logprobs") or 0)
+            raise above_limit(f"the request asks for {order.choices} continuations", limits.choices, param="n")
+        alternatives = order.choices * new_tokens * (order.options.get("logprobs") or 0)
         if alternatives > limits.alternatives:
-            raise APIError(
-                400,
-                f"the request asks for {alternatives} alternatives (continuations times max_tokens times "
-                f"top_logprobs), more than {limits.alternatives}, the limit of this server",
-                param="top_logprobs",
-            )
+            what = f"{alternatives} alternatives (continuations times max_tokens times top_logprobs)"
+            raise above_limit(f"the request asks for {what}", limits.alternatives, param="top_logprobs")
         self._model = model
         self._record = record
         self._inbox = Inbox()
@@ -170,7 +170,7 @@ class Generation:
                 request = model.worker.submit(
                     self._inbox,
                     order.prompts[index // order.n],
-                    max_new_tokens=order.new_tokens,
+                    max_new_tokens=new_tokens,
                     sampling=order.sampling,
                     seed=_choice_seed(order.seed, index % order.n),
                     stop=model.end_ids,
@@ -228,10 +228,8 @@ class Generation:
                         unfinished -= 1
                         self._model.worker.cancel(choice.request)
                     earlier = updates.get(update.choice)
-                    if earlier is not None:  # the reader is slower than the model
-                        text, tokens = earlier.text + update.text, earlier.tokens + update.tokens
-                        update = Update(update.choice, text, tokens, update.finished)
-                    updates[update.choice] = update
+                    # There is an earlier one if the reader is slower than the model.
+                    updates[update.choice] = update if earlier is None else earlier.joined(update)
                 if updates:
                     yield list(updates.values())
         except APIError:

@@ -63,6 +63,11 @@ class APIError(Exception):
         await send({"type": "http.response.body", "body": response.body})
 
 
+def above_limit(what: str, limit: int, *, param: str, code: str | None = None) -> APIError:
+    """Return the 400 of a request for more than the server allows."""
+    return APIError(400, f"{what}, more than {limit}, the limit of this server", param=param, code=code)
+
+
 def describe_validation(errors: Sequence[Mapping[str, Any]]) -> APIError:
     """Return the 400 of the most specific error that pydantic found in a request: of a union, it reports all types."""
     if not errors:

@@ -19,12 +19,11 @@ from starlette.responses import Response
 from niels_gpt.chat.format import ChatPrompt
 from niels_gpt.inference.inspection import attention, logit_lens, reply_logprobs, visible_context
 from niels_gpt.inference.logprobs import TokenLogprobs
-from niels_gpt.inference.sampling import Sampling
 from niels_gpt.serve.access_log import record_of
 from niels_gpt.serve.completions import Generation, Order, Update
-from niels_gpt.serve.errors import APIError
+from niels_gpt.serve.errors import APIError, above_limit
 from niels_gpt.serve.openai_responses import token_json, token_text
-from niels_gpt.serve.openai_schema import Id, Messages, Parameters, Text
+from niels_gpt.serve.openai_schema import Id, Messages, Parameters, SamplingParameters, Text
 from niels_gpt.serve.provenance_search import ProvenanceSearch
 from niels_gpt.serve.requests import (
     ERRORS,
@@ -65,14 +64,9 @@ class Inspected(Parameters):
         return self
 
 
-class ReplyRequest(Inspected):
+class ReplyRequest(Inspected, SamplingParameters):
     """The body of POST /api/reply. The reply begins with the ids of `reply`."""
 
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1, le=2**31)
-    min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     max_tokens: int = Field(256, ge=1)
     top_logprobs: int = Field(5, ge=0, le=20)
 
@@ -136,13 +130,6 @@ async def stream_reply(body: ReplyRequest, request: Request) -> Response:
     With the same seed, a reply that is continued from its first ids ends as it did before.
     """
     model, prompt, reply, _ = await _read(body, request)
-    limits = limits_of(request)
-    if body.max_tokens > limits.new_tokens:
-        raise APIError(
-            400,
-            f"max_tokens must be at most {limits.new_tokens}, the limit of this server, got {body.max_tokens}",
-            param="max_tokens",
-        )
     options: dict[str, Any] = {"logprobs": body.top_logprobs, "pinned": prompt.pinned}
     if body.seed is not None:
         generator = torch.Generator().manual_seed(body.seed)
@@ -151,7 +138,7 @@ async def stream_reply(body: ReplyRequest, request: Request) -> Response:
     order = Order(
         [[*prompt.ids, *reply]],
         body.max_tokens,
-        Sampling(body.temperature, body.top_k, body.top_p, body.min_p),
+        body.sampling,
         stops=model.format.stops if body.messages is not None else (),
         options=options,
         start=reply,
@@ -269,12 +256,8 @@ async def _read(body: Inspected, request: Request) -> _Context:
         prompt = ChatPrompt(list(ids), 0)
     most = 2 * limits.new_tokens  # a fork can have as many ids before as after it
     if len(body.reply) > most:
-        raise APIError(
-            400,
-            f"reply has {len(body.reply)} ids, more than {most}, the limit of this server",
-            param="reply",
-            code="context_length_exceeded",
-        )
+        what = f"reply has {len(body.reply)} ids"
+        raise above_limit(what, most, param="reply", code="context_length_exceeded")
     if body.reply and max(body.reply) >= model.vocabulary:
         raise APIError(400, f"reply has the id {max(body.reply)}; {model.id} has {model.vocabulary} ids", param="reply")
     record = record_of(request.scope)

@@ -1,17 +1,33 @@
-"""Prometheus metrics of a server, in a separate registry."""
+"""What is known of a request, and Prometheus metrics of a server, in a separate registry."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import Scope
 
-if TYPE_CHECKING:
-    from niels_gpt.serve.access_log import Record
+from niels_gpt.serve.errors import CLIENT_CLOSED
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+@dataclass
+class Record:
+    """What is known of a request when it ends. Routes fill it in."""
+
+    began: float = field(default_factory=time.monotonic)
+    status: int = CLIENT_CLOSED
+    model: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    first_token: float | None = None
+    """Seconds from the start of the request to its first token."""
+    outcome: str | None = None
+    """How a response ended that began well: disconnect, timeout, shutdown or error."""
 
 
 class Metrics:

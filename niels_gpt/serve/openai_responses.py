@@ -37,7 +37,7 @@ class _Format:
             "object": kind,
             "created": int(time.time()),
             "model": model.id,
-            "system_fingerprint": None,
+            "system_fingerprint": model.fingerprint,
         }
         self._usage: dict[str, Any] = {"usage": None} if include_usage else {}
 

@@ -13,11 +13,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from niels_gpt.inference.sampling import Sampling
 from niels_gpt.serve.access_log import record_of
 from niels_gpt.serve.completions import Generation, Order, ScoredToken
 from niels_gpt.serve.errors import APIError
-from niels_gpt.serve.limits import Limits
 from niels_gpt.serve.openai_responses import ChatFormat, CompletionFormat, ResponseFormat
 from niels_gpt.serve.openai_schema import (
     ChatRequest,
@@ -65,7 +63,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     wanted = body.most_tokens or min(model.context, limits.new_tokens)
     options: dict[str, Any] = {"logprobs": body.top_logprobs or 0} if body.logprobs else {}
     options["pinned"] = prompt.pinned
-    order = _order(body, [prompt.ids], wanted, stops, options, limits)
+    order = _order(body, [prompt.ids], wanted, stops, options)
     include_usage = body.stream_options is not None and body.stream_options.include_usage
     form = ChatFormat(model, stream=bool(body.stream), scored=bool(body.logprobs), include_usage=include_usage)
     return await respond(request, model, order, lambda _: form, stream=bool(body.stream), include_usage=include_usage)
@@ -82,7 +80,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     options: dict[str, Any] = {}
     if scored:
         options = {"logprobs": body.logprobs} | ({"prompt_logprobs": True} if echo else {})
-    order = _order(body, prompts, max(wanted, 1), body.stops, options, limits)
+    order = _order(body, prompts, wanted or 1, body.stops, options)
     order = replace(order, prompts_only=wanted == 0)
     include_usage = body.stream_options is not None and body.stream_options.include_usage
 
@@ -135,24 +133,16 @@ def _order(
     new_tokens: int,
     stops: Sequence[str],
     options: Mapping[str, Any],
-    limits: Limits,
 ) -> Order:
-    if new_tokens > limits.new_tokens:
-        raise APIError(
-            400,
-            f"max_tokens must be at most {limits.new_tokens}, the limit of this server, got {new_tokens}",
-            param="max_tokens",
-        )
     given = {
         "presence_penalty": body.presence_penalty,
         "frequency_penalty": body.frequency_penalty,
         "logit_bias": {int(token): bias for token, bias in (body.logit_bias or {}).items()},
     }
-    temperature = 1.0 if body.temperature is None else body.temperature
     return Order(
         prompts,
         new_tokens,
-        Sampling(temperature, body.top_k, body.top_p, body.min_p),
+        body.sampling,
         body.n or 1,
         stops,
         body.seed,

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from niels_gpt.inference.sampling import REPETITION_PENALTIES, Sampling
+
 MOST_KEYS = 64
 """Most keys of an object with named parameters."""
 MOST_BIASES = 1024
@@ -15,6 +17,9 @@ Text = Annotated[str, Field(max_length=2**24)]
 Ids = Annotated[list[Id], Field(fail_fast=True, min_length=1)]
 Prompts = Text | Annotated[list[Text], Field(fail_fast=True, min_length=1)] | Ids
 PromptsOrIds = Prompts | Annotated[list[Ids], Field(fail_fast=True, min_length=1)]
+NO_TOOLS = "tools are not supported: these models cannot call functions"
+NO_LIMIT = -1
+"""`max_tokens` of a request without a limit: that of the server applies."""
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -44,14 +49,33 @@ class StreamOptions(Parameters):
     include_obfuscation: bool = Field(False, description="Ignored.")
 
 
-class _Sampled(_Body):
+class SamplingParameters(Parameters):
+    """How tokens are chosen."""
+
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; default 1.")
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1, le=2**31, description="An addition to OpenAI's API; default: all tokens.")
+    top_k: int | None = Field(
+        None, ge=-1, le=2**31, description="An addition to OpenAI's API; default, -1 and 0: all tokens."
+    )
     min_p: float | None = Field(None, ge=0, le=1, description="An addition to OpenAI's API.")
-    n: int | None = Field(None, ge=1, le=128)
-    stop: Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=4)] | None = None
+    repetition_penalty: float | None = Field(
+        None, ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1], description="An addition to OpenAI's API."
+    )
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="The same seed gives the same text.")
+
+    @property
+    def sampling(self) -> Sampling:
+        """These parameters as the engine reads them."""
+        temperature = 1.0 if self.temperature is None else self.temperature
+        top_k = None if self.top_k in (None, -1, 0) else self.top_k
+        penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
+        return Sampling(temperature, top_k, self.top_p, self.min_p, penalty)
+
+
+class _Sampled(_Body, SamplingParameters):
+    n: int | None = Field(None, ge=1, le=128)
+    best_of: int | None = Field(None, description="Only 1, or n.")
+    stop: Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=4)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -80,9 +104,11 @@ class _Sampled(_Body):
         return bias
 
     @model_validator(mode="after")
-    def _options_need_stream(self) -> _Sampled:
+    def _possible(self) -> _Sampled:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream: true")
+        if self.best_of not in (None, 1, self.n or 1):
+            raise ValueError("best_of is not supported: ask for n continuations and choose one")
         return self
 
     @property
@@ -117,6 +143,14 @@ class ChatMessage(Parameters):
     function_call: None = None
     tool_calls: list[Any] | None = Field(None, max_length=0)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_tools(cls, message: Any) -> Any:
+        """Refuse a message with calls before its content, which is null, is looked at."""
+        if isinstance(message, dict) and (message.get("tool_calls") or message.get("function_call")):
+            raise ValueError(f"the message calls a tool: {NO_TOOLS}; leave out messages with tool_calls")
+        return message
+
     def as_turn(self) -> dict[str, str]:
         """The message with one text and a role that models know."""
         parts = self.content
@@ -131,8 +165,8 @@ class ChatRequest(_Sampled):
     """The body of POST /v1/chat/completions."""
 
     messages: Messages
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=NO_LIMIT, description="-1: as many as the server allows.")
+    max_completion_tokens: int | None = Field(None, ge=NO_LIMIT, description="As max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     continue_final_message: bool = Field(
@@ -148,6 +182,13 @@ class ChatRequest(_Sampled):
     reasoning_effort: str | None = Field(None, description="Ignored.")
     verbosity: str | None = Field(None, description="Ignored.")
 
+    @field_validator("max_tokens", "max_completion_tokens")
+    @classmethod
+    def _not_zero(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError(f"must be at least 1, or {NO_LIMIT} for as many as the server allows")
+        return value
+
     @field_validator("response_format")
     @classmethod
     def _text_only(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -162,7 +203,7 @@ class ChatRequest(_Sampled):
     @classmethod
     def _no_tools(cls, value: Any) -> Any:
         if value not in (None, [], "none", "auto"):
-            raise ValueError("tools are not supported: these models cannot call functions; leave it out")
+            raise ValueError(f"{NO_TOOLS}; leave it out")
         return value
 
     @field_validator("modalities")
@@ -190,18 +231,15 @@ class CompletionRequest(_Sampled):
     """The body of POST /v1/completions."""
 
     prompt: PromptsOrIds
-    max_tokens: int | None = Field(None, ge=0, description="Default 16; 0 needs echo.")
+    max_tokens: int | None = Field(None, ge=NO_LIMIT, description="Default 16; 0 needs echo; -1: as many as allowed.")
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = None
     suffix: str | None = Field(None, description="Not supported.")
-    best_of: int | None = Field(None, description="Not supported.")
 
     @model_validator(mode="after")
     def _supported(self) -> CompletionRequest:
         if self.suffix:
             raise ValueError("suffix is not supported: these models continue a text, they do not fill gaps")
-        if self.best_of not in (None, self.n or 1):
-            raise ValueError("best_of is not supported: ask for n continuations and choose one")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens must be at least 1 without echo")
         return self

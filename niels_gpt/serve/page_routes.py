@@ -15,7 +15,6 @@ STATIC = FOLDER / "static"
 router = APIRouter()
 
 
-@router.head("/", include_in_schema=False)
 @router.get("/", include_in_schema=False)
 async def show_page() -> HTMLResponse:
     """The page."""

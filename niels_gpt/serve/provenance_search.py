@@ -91,7 +91,7 @@ class ProvenanceSearch:
             reason = "cannot be written" if isinstance(err, OSError) else "cannot be built from its sources"
             raise APIError(
                 400,
-                f"the index of the training text of {model.id} {reason}; niels-gpt trace prints why",
+                f"the index of the training text of {model.id} {reason}; niels-gpt research trace prints why",
                 param="model",
                 code="no_training_text",
             ) from err

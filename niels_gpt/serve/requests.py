@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from niels_gpt.chat.format import ChatPrompt
 from niels_gpt.chat.untrusted import encode_untrusted
 from niels_gpt.serve.access_log import record_of
 from niels_gpt.serve.completions import MODEL_FAILURES, Generation, Order, Update, model_failed
-from niels_gpt.serve.errors import CLIENT_CLOSED, APIError
-from niels_gpt.serve.event_stream import EventStream, watch_client
+from niels_gpt.serve.errors import CLIENT_CLOSED, APIError, above_limit
 from niels_gpt.serve.limits import Limits
 from niels_gpt.serve.openai_responses import ResponseFormat
 from niels_gpt.serve.openai_schema import ChatMessage
@@ -26,6 +27,8 @@ IN_THREAD = 8192
 """Texts of more characters are tokenized in a thread, so that other streams go on."""
 BYTES_PER_TURN = 64
 """A turn without text takes as long as so many bytes."""
+
+STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 R = TypeVar("R")
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -88,12 +91,7 @@ async def call_model(request: Request, model: ServedModel, function: Callable[[]
     since = model.admission.admit(1)
     call = asyncio.ensure_future(model.worker.call(function))
 
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        call.cancel()
-
-    watching = asyncio.create_task(watch())
+    watching = on_disconnect(request.receive, call.cancel)
     left = record_of(request.scope).began + limits.request_seconds - time.monotonic()
     try:
         return await asyncio.wait_for(call, max(0.0, left))
@@ -126,7 +124,8 @@ async def respond(
     generations: set[Generation] = request.app.state.generations
     generations.add(generation)
     generation.on_close = lambda: generations.discard(generation)
-    watch = watch_client(request.receive, generation)
+    gone = APIError(CLIENT_CLOSED, "the client closed the connection")
+    watch = on_disconnect(request.receive, lambda: generation.stop(gone, "disconnect"))
     updates = generation.updates()
     try:
         first = await anext(updates)
@@ -145,21 +144,84 @@ async def respond(
         batch: list[Update] | None = first
         while batch is not None:
             for update in batch:
-                old = merged[update.choice]
-                merged[update.choice] = Update(
-                    update.choice, old.text + update.text, old.tokens + update.tokens, update.finished
-                )
+                merged[update.choice] = merged[update.choice].joined(update)
             batch = await anext(updates, None)
         generation.close()
         watch.cancel()
         usage = generation.usage(prompt_tokens)
-        return await json_response(
-            lambda: form.whole(merged, usage), in_thread=order.options.get("logprobs") is not None
-        )
+        in_thread = order.options.get("logprobs") is not None
+        response = await json_response(lambda: form.whole(merged, usage), in_thread=in_thread)
+        response.headers.update(generation.headers)
+        return response
     except BaseException:
         watch.cancel()
         generation.close()
         raise
+
+
+def on_disconnect(receive: Receive, end: Callable[[], object]) -> asyncio.Task[None]:
+    """Return a task that calls a function as soon as the client goes away. Cancel it after the response."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        end()
+
+    return asyncio.create_task(watch())
+
+
+class EventStream(Response):
+    """The updates of a generation. The first of them has been read, so that an error before it has its own status."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        first: list[Update],
+        updates: AsyncIterator[list[Update]],
+        generation: Generation,
+        form: ResponseFormat,
+        *,
+        prompt_tokens: int,
+        include_usage: bool,
+        watch: asyncio.Task[None],
+    ) -> None:
+        super().__init__(headers={**STREAM_HEADERS, **generation.headers})
+        del self.headers["content-length"]
+        self._first = first
+        self._updates = updates
+        self._generation = generation
+        self._form = form
+        self._prompt_tokens = prompt_tokens
+        self._include_usage = include_usage
+        self._watch = watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def write(chunks: list[dict[str, Any]], end: str = "") -> None:
+            text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + end
+            if text:
+                await send({"type": "http.response.body", "body": text.encode("ascii"), "more_body": not end})
+
+        async def write_updates(updates: list[Update]) -> None:
+            await write([chunk for update in updates for chunk in self._form.chunks(update)])
+
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await write_updates(self._first)
+            last = []
+            try:
+                async for updates in self._updates:
+                    await write_updates(updates)
+            except APIError as err:
+                if err.status != CLIENT_CLOSED:
+                    last.append(err.body)
+            else:
+                if self._include_usage:
+                    last.append(self._form.end(self._generation.usage(self._prompt_tokens)))
+            await write(last, "data: [DONE]\n\n")
+        finally:
+            self._watch.cancel()
+            self._generation.close()
 
 
 async def json_response(build: Callable[[], Any], *, in_thread: bool) -> Response:
@@ -175,12 +237,8 @@ def check_bytes(texts: Any, limits: Limits, param: str) -> int:
     """Return the size of texts in bytes. Raises APIError 400 above the limit."""
     size = sum(len(text.encode("utf-8", "replace")) for text in texts)
     if size > limits.prompt_bytes:
-        raise APIError(
-            400,
-            f"{param} has {size} bytes of text, more than {limits.prompt_bytes}, the limit of this server",
-            param=param,
-            code="context_length_exceeded",
-        )
+        what = f"{param} has {size} bytes of text"
+        raise above_limit(what, limits.prompt_bytes, param=param, code="context_length_exceeded")
     return size
 
 
@@ -197,12 +255,8 @@ async def encode_texts(
         if not ids or not text:
             raise APIError(400, f"{param} is empty: give at least one character", param=param)
         if len(ids) > limits.prompt_tokens:
-            raise APIError(
-                400,
-                f"{param} has {len(ids)} tokens, more than {limits.prompt_tokens}, the limit of this server",
-                param=param,
-                code="context_length_exceeded",
-            )
+            what = f"{param} has {len(ids)} tokens"
+            raise above_limit(what, limits.prompt_tokens, param=param, code="context_length_exceeded")
     return prompts
 
 

@@ -5,12 +5,16 @@ A run is named by an id of the list, never by a path. Folders may be damaged, or
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import math
-from collections import OrderedDict
+import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import anyio
 from fastapi import APIRouter, Query
@@ -20,9 +24,11 @@ from starlette.responses import Response
 from niels_gpt.config import RunConfig
 from niels_gpt.data.source_paths import display_name
 from niels_gpt.report.stored_reports import ReportError, StoredReport, find_reports, level_names
-from niels_gpt.runs.describe import describe
+from niels_gpt.runs.catalog import find_runs
+from niels_gpt.runs.environment import FILE as ENVIRONMENT_FILE
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.runs.watched_runs import ListedRun, WatchedRuns
+from niels_gpt.runs.info import EVAL_FILE, PROGRESS, RunInfo, is_locked
+from niels_gpt.runs.metrics_follower import MetricsFollower
 from niels_gpt.serve.errors import APIError
 from niels_gpt.serve.requests import ERRORS
 from niels_gpt.system import files
@@ -31,6 +37,13 @@ from niels_gpt.training.tasks.base import DataTask
 from niels_gpt.training.tasks.documents import uses_bytes
 from niels_gpt.training.trained_data import open_trained_data
 
+LIST_SECONDS = 1.0
+"""The list is at most so old."""
+REST = 20
+"""A run that trains is summarized again after so many times what the last summary took."""
+FOLLOWED = 8
+"""Runs whose metrics are kept in memory."""
+_SIGNATURE_FILES = ("config.yaml", "metrics.jsonl", EVAL_FILE, ENVIRONMENT_FILE)
 THREADS = 2
 """Requests that read files at a time."""
 WAITING = 64
@@ -48,16 +61,31 @@ RunId = Annotated[str, PathParameter(pattern="^[0-9a-f]{16}$")]
 Count = Annotated[int, Query(ge=0, le=LARGEST)]
 
 
+class _Known(NamedTuple):
+    """A run as it was read."""
+
+    run: RunInfo
+    locked: bool
+    signature: Any
+    """Of the files that the summary was read from."""
+    due: float
+    """When to read a changed run again (time.monotonic): one with long metrics less often."""
+
+
 class RunsReader:
-    """What the routes read, with the reports and the data that were opened last."""
+    """What the routes read. Only files that have changed are read again. Several threads may use it."""
 
     def __init__(self, folder: Path) -> None:
-        self.watched = WatchedRuns(folder)
-        self._limiter: anyio.CapacityLimiter | None = None
-        self._waiting = 0
-        self._reports: OrderedDict[tuple[Path, int, int], StoredReport] = OrderedDict()
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._runs: dict[str, _Known] = {}
+        self._listed = -LIST_SECONDS
+        self._follower = functools.lru_cache(FOLLOWED)(lambda path: (threading.Lock(), MetricsFollower(path)))
+        self._report = functools.lru_cache(OPEN_REPORTS)(lambda path, *_changed: StoredReport(path))
         self._data: tuple[Any, RunConfig, DataTask] | None = None
+        self._limiter: anyio.CapacityLimiter | None = None
         self._data_limiter: anyio.CapacityLimiter | None = None
+        self._waiting = 0
 
     async def respond(self, read: Callable[[], Any], *, opens_data: bool = False) -> Response:
         """Return what a function reads as JSON. It runs in a thread; opens_data: one at a time."""
@@ -73,21 +101,54 @@ class RunsReader:
             self._waiting -= 1
         return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
-    def run(self, identifier: str) -> ListedRun:
-        """The run of an id. Raises APIError 404."""
-        found = self.watched.find(identifier)
-        if found is None:
-            raise APIError(404, f"there is no run {identifier} in the list of /api/runs", code="run_not_found")
-        return found
+    def all(self) -> list[RunInfo]:
+        """The runs, newest first. Raises OSError if the folder cannot be read; one that does not exist has none."""
+        with self._lock:
+            if time.monotonic() - self._listed >= LIST_SECONDS:
+                found = [(path, str(path.relative_to(self.folder))) for path in find_runs(self.folder)]
+                self._runs = {identifier_of(name): self._read(path, name) for path, name in found}
+                self._listed = time.monotonic()
+            runs = [known.run for known in self._runs.values()]
+        return sorted(runs, key=lambda run: (-run.changed, run.name))
 
-    def report(self, run: ListedRun, identifier: str) -> StoredReport:
+    def run(self, identifier: str) -> RunInfo:
+        """The run of an id in the list, as it is now. Raises APIError 404 if there is none (any more)."""
+        if identifier not in self._runs:
+            self.all()
+        with self._lock:
+            known = self._runs.get(identifier)
+            if known is None or not known.run.path.is_dir():
+                raise APIError(404, f"there is no run {identifier} in the list of /api/runs", code="run_not_found")
+            self._runs[identifier] = found = self._read(known.run.path, known.run.name)
+            return found.run
+
+    def curves(self, run: RunInfo, *, after: int, version: str) -> dict[str, Any]:
+        """The metrics of a run since an earlier call; see `MetricsFollower.curves`."""
+        with self._lock:
+            lock, follower = self._follower(run.path / "metrics.jsonl")
+        with lock:
+            follower.read()
+            return follower.curves(after=after, version=version)
+
+    def _read(self, path: Path, name: str) -> _Known:
+        """Read a run; return what is known of it if its files are the same, or were read a moment ago."""
+        known = self._runs.get(identifier_of(name))
+        locked, signature = is_locked(path), [_stat(path / file) for file in _SIGNATURE_FILES]
+        began = time.monotonic()
+        if known is not None and known.locked == locked and (known.signature == signature or began < known.due):
+            return known
+        run = RunInfo(path, name)
+        _ = run.summary, run.failure  # read now, with this signature
+        return _Known(run, locked, signature, time.monotonic() + REST * (time.monotonic() - began))
+
+    def report(self, run: RunInfo, identifier: str) -> StoredReport:
         """A report on a run. Raises APIError 404."""
         path = find_reports(run.path).get(identifier)
         if path is None:
             raise APIError(404, f"the run has no report {identifier}", code="report_not_found")
         return self._open(path)
 
-    def reports(self, run: ListedRun) -> list[dict[str, Any]]:
+    def reports(self, run: RunInfo) -> list[dict[str, Any]]:
         """The reports on a run, without their strips; of damaged ones the problem."""
         listed = []
         for identifier, path in find_reports(run.path).items():
@@ -102,14 +163,9 @@ class RunsReader:
 
     def _open(self, path: Path) -> StoredReport:
         info = path.stat()
-        key = (path, info.st_mtime_ns, info.st_size)
-        report = self._reports.pop(key, None) or StoredReport(path)
-        self._reports[key] = report
-        while len(self._reports) > OPEN_REPORTS:
-            self._reports.popitem(last=False)
-        return report
+        return self._report(path, info.st_mtime_ns, info.st_size)
 
-    def data(self, run: ListedRun) -> tuple[RunConfig, DataTask]:
+    def data(self, run: RunInfo) -> tuple[RunConfig, DataTask]:
         """The config and the opened data of a run. Raises APIError 409 if the data is gone or has changed."""
         info = (run.path / "config.yaml").stat()
         key = (run.path, info.st_mtime_ns, info.st_size)
@@ -133,7 +189,7 @@ def runs_router(folder: Path) -> APIRouter:
     async def list_runs() -> Response:
         """The runs, newest first."""
         return await reader.respond(
-            lambda: {"folder": files.display_path(folder), "runs": [_listed(run) for run in reader.watched.all()]}
+            lambda: {"folder": files.display_path(folder), "runs": [_listed(run) for run in reader.all()]}
         )
 
     @router.get("/{run_id}")
@@ -155,7 +211,7 @@ def runs_router(folder: Path) -> APIRouter:
 
         def read() -> Any:
             run = reader.run(run_id)
-            curves = reader.watched.curves(run, after=after, version=version)
+            curves = reader.curves(run, after=after, version=version)
             samples = RunFolder(run.path).sample_steps()
             listed = _listed(run)
             if curves["last_step"] is not None:  # newer than the summary
@@ -259,36 +315,36 @@ def _reading(read: Callable[[], Any]) -> Any:
         raise APIError(409, error_message(err), code="not_readable") from None
 
 
-def _listed(run: ListedRun) -> dict[str, Any]:
-    summary = run.summary
-    last = summary.last or {}
+def identifier_of(name: str) -> str:
+    """Return the id of a run: a hash of its name. Names of folders are no part of it, so an id is never a path."""
+    return hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+
+
+def _stat(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes with the content of a file; None if it cannot be read."""
+    try:
+        info = path.stat()
+    except OSError:
+        return None
+    return info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def _listed(run: RunInfo) -> dict[str, Any]:
+    last = run.last or {}
     return {
-        "id": run.id,
-        "name": summary.name,
-        "state": run.state,
-        "problem": run.problem,
-        **{
-            name: getattr(summary, name)
-            for name in (
-                "changed",
-                "disk",
-                "task",
-                "parameters",
-                "steps",
-                "total_steps",
-                "best_loss",
-                "best_step",
-                "bits_per_byte",
-            )
-        },
+        "id": identifier_of(run.name),
+        "name": run.name,
+        "state": run.state if run.failure is None else "failed",
+        "problem": run.failure,
+        **{name: run.summary[name] for name in ("changed", "disk", *PROGRESS)},
         **{name: last.get(name) for name in ("loss", "lr", "tokens_per_s")},
     }
 
 
-def _described(run: ListedRun) -> dict[str, Any]:
-    """Return the list's entry of a run with what `describe` adds; a damaged run has the entry only."""
+def _described(run: RunInfo) -> dict[str, Any]:
+    """Return the list's entry of a run with what `RunInfo.detail` adds; a damaged run has the entry only."""
     try:
-        detail = describe(run.path)
+        detail = RunInfo(run.path).detail
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError) as err:
         detail = {"state": "damaged", "problem": error_message(err)}
     listed = _listed(run)

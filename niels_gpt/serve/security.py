@@ -5,9 +5,11 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import socket
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from niels_gpt.serve.errors import APIError
@@ -56,51 +58,104 @@ def check_key(host: str, key: str | None) -> None:
         )
 
 
+def check_origin(origin: str) -> str:
+    """Return the origin of an option as browsers send it. Raises ValueError if it is not an origin, such as *."""
+    netloc = urlsplit_netloc(origin)
+    scheme = origin.partition("://")[0]
+    if netloc is None or origin.rstrip("/") != f"{scheme}://{netloc}" or "@" in netloc or "*" in netloc:
+        raise ValueError(
+            f"--allow-origin {origin}: give one site as browsers name it, such as https://example.org or "
+            "http://localhost:3000; repeat the option for more"
+        )
+    return f"{scheme}://{netloc}".lower()
+
+
+def check_host(host: str) -> str:
+    """Return the name of an option as it is compared with Host headers. Raises ValueError if it is not a host name."""
+    name = _host_name(host)
+    if not name or host.lower() not in (name, f"[{name}]") or set(name) & set("/*@ "):
+        raise ValueError(
+            f"--allow-host {host}: give a name without scheme and port, such as host.docker.internal; repeat the "
+            "option for more"
+        )
+    return name
+
+
 class Guard:
     """ASGI middleware that refuses what must not reach the app, and adds the security headers to every response.
 
-    On a loopback address only local names are allowed in the Host header: otherwise a page of another site could reach
-    the server through a name that it lets point to 127.0.0.1 (DNS rebinding). A request with the Origin of another site
-    is refused as well: CORS is off, but a browser would send the request and only hide the response.
+    On a loopback address only local names and `hosts` are allowed in the Host header: otherwise a page of another site
+    could reach the server through a name that it lets point to 127.0.0.1 (DNS rebinding). `hosts` also restrict the
+    names on other addresses. A request with the Origin of another site is refused as well, unless it is one of
+    `origins`: a browser would send the request and only hide the response. To `origins`, responses have the headers of
+    CORS, and preflight requests, which have no key, are answered.
     """
 
-    def __init__(self, app: ASGIApp, *, key: str | None, local: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, *, key: str | None, local: bool, origins: Collection[str] = (), hosts: Collection[str] = ()
+    ) -> None:
         self._app = app
         self._key = None if key is None else key.encode("ascii")
-        self._local = local
+        self._checks_host = local or bool(hosts)
+        self._origins = frozenset(origins)
+        self._hosts = frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
+        headers = Headers(scope=scope)
+        origin = headers.get("origin", "")
+        from_allowed = origin in self._origins
+
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
+                added = MutableHeaders(scope=message)
                 for name, value in RESPONSE_HEADERS.items():
-                    headers.setdefault(name, value)
+                    added.setdefault(name, value)
+                if self._origins:
+                    added.add_vary_header("Origin")
+                if from_allowed:
+                    added["access-control-allow-origin"] = origin
+                    added["access-control-expose-headers"] = "*"
             await send(message)
 
-        err = self._refusal(Headers(scope=scope), scope["path"])
+        preflight = from_allowed and scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+        err = self._refusal(scope, headers, needs_key=not preflight)
         if err is not None:
             await err.send(send_with_headers)
+        elif preflight:
+            allowed = {
+                "access-control-allow-methods": "GET, HEAD, POST",
+                "access-control-allow-headers": headers.get("access-control-request-headers", ""),
+                "access-control-max-age": "600",
+            }
+            await Response(status_code=204, headers=allowed)(scope, receive, send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)
 
-    def _refusal(self, headers: Headers, path: str) -> APIError | None:
-        if sum(len(name) + len(value) for name, value in headers.raw) + len(path) > HEAD_BYTES:
+    def _refusal(self, scope: Scope, headers: Headers, *, needs_key: bool) -> APIError | None:
+        path = scope["path"]
+        line = len(scope["raw_path"]) + len(scope["query_string"])
+        if line + sum(len(name) + len(value) for name, value in headers.raw) > HEAD_BYTES:
             return headers_too_large()
         host = _host_name(headers.get("host", ""))
-        if self._local and not _is_local_name(host):
+        if self._checks_host and not _is_local_name(host) and host not in self._hosts:
             return APIError(
                 403,
-                "the Host header must be localhost or a loopback address (127.0.0.1, [::1]): this server is local",
+                "the Host header must be localhost, a loopback address (127.0.0.1, [::1]), or a name that the server "
+                "was started with (--allow-host)",
                 code="wrong_host",
             )
         origin = headers.get("origin")
-        if origin is not None and urlsplit_netloc(origin) != headers.get("host", ""):
-            return APIError(403, "requests from pages of other sites are refused (CORS is off)", code="wrong_origin")
-        if self._key is None or path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
+        if origin is not None and origin not in self._origins and urlsplit_netloc(origin) != headers.get("host", ""):
+            return APIError(
+                403,
+                "requests from pages of other sites are refused; the server can allow a site (--allow-origin)",
+                code="wrong_origin",
+            )
+        if not needs_key or self._key is None or path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
             return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._key):
@@ -121,7 +176,7 @@ def headers_too_large() -> APIError:
 def _host_name(header: str) -> str:
     """Return the name in a Host header, without port and brackets."""
     if header.startswith("["):
-        return header[1:].partition("]")[0]
+        return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower()
 
 

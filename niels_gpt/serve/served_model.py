@@ -8,18 +8,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from niels_gpt import __version__
 from niels_gpt.chat.format import ChatFormat
 from niels_gpt.chat.formats import chat_format
 from niels_gpt.inference.engine.engine import Engine
 from niels_gpt.inference.engine.request import ContextOverflow
 from niels_gpt.inference.generation import visible_bytes
 from niels_gpt.inference.int8 import Int8GPT
+from niels_gpt.model.digest import weights_digest
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun, load_run
 from niels_gpt.runs.pipeline import PipelineFolder
 from niels_gpt.serve.limits import Admission, Limits
 from niels_gpt.serve.model_worker import ModelWorker
+from niels_gpt.system.files import sha256_bytes
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, ForeignTokenizer
 
 
@@ -59,6 +62,11 @@ class ServedModel:
     def over_bytes(self) -> bool:
         """Whether tokens are bytes."""
         return isinstance(self.tokenizer, ByteTokenizer)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What changes with the weights and with this version; `load_models` computes it."""
+        return f"fp_{sha256_bytes(f'{weights_digest(self.model)} {__version__}'.encode())[:12]}"
 
     @cached_property
     def token_bytes(self) -> Sequence[bytes]:
@@ -128,6 +136,7 @@ def load_models(
         engine = Engine(model, slots=limits.slots, prefix_tokens=prefix, context_overflow=context_overflow)
         engine.wait_until_ready()
         made = serve_run(each, name, engine, limits, threads=threads)
+        _ = made.fingerprint  # hashed before the first request
         alias = pipeline_name(each)
         if alias is not None and alias not in taken:
             taken.add(alias)

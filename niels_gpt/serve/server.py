@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import os
 import signal
 import socket
+from collections.abc import Iterator
 from types import FrameType
 
 import uvicorn
@@ -17,6 +20,16 @@ from niels_gpt.serve.limits import Limits
 from niels_gpt.serve.security import HEAD_BYTES
 
 KEEP_ALIVE_SECONDS = 60
+
+
+@contextlib.contextmanager
+def exiting_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the process with exit code 0 while it loads models; `run` then replaces the handler."""
+    before = signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def bind(host: str, port: int) -> socket.socket:

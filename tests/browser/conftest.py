@@ -14,7 +14,7 @@ from tests.inference.models import spread_model, token_model
 from tests.serve.conftest import cycle_model, running, served
 from tests.token_caches import tokenizer
 
-if find_spec("playwright") is None:  # make test-browser installs it
+if find_spec("playwright") is None:  # make test WHAT=browser installs it
     collect_ignore_glob = ["test_*.py"]
 
 CHROMIUM = os.environ.get("NIELS_GPT_CHROMIUM", "/usr/bin/chromium")
@@ -76,7 +76,7 @@ def server():
 @pytest.fixture(scope="session")
 def browser():
     if not Path(CHROMIUM).exists():
-        pytest.skip(f"{CHROMIUM} is not installed: make test-browser installs it")
+        pytest.skip(f"{CHROMIUM} is not installed: make test WHAT=browser installs it")
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=WAIT_MS)

@@ -7,11 +7,17 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.test_chat import chat_with, finished, say
+from tests.browser.test_page import PHONE
 
 
 def replied(it, model="sft", seed=9, max_tokens=16):
     page = it.open()
-    chat_with(page, model, temperature=0.9, max_tokens=max_tokens, seed=seed)
+    narrow = page.viewport_size["width"] < 500  # the settings are folded
+    for step in range(1 + narrow):
+        if narrow:
+            page.get_by_text("Model and sampling").tap()
+        if step == 0:
+            chat_with(page, model, temperature=0.9, max_tokens=max_tokens, seed=seed)
     say(page, "look")
     return page, finished(page)
 
@@ -70,6 +76,27 @@ def test_the_popover_hides_on_escape_and_when_the_panel_opens(opened, server):
     hover(reply, 5)
     page.wait_for_timeout(100)
     expect(popover).to_be_hidden()
+
+
+@pytest.mark.parametrize("device", [{}, PHONE], ids=["desktop", "phone"])
+def test_where_from_is_seen_when_it_opens_below_look_inside(opened, server, device):
+    it = opened(**device)
+    _, reply = replied(it, "run", max_tokens=120)
+    reply.get_by_role("button", name="Look inside").click()
+    expect(reply.locator(".inside h3")).to_be_visible()
+    reply.get_by_role("button", name="Where from?").click()
+    expect(reply.locator(".provenance h3")).to_be_in_viewport(ratio=1)
+    expect(reply.locator(".provenance .verdict")).to_be_in_viewport(ratio=1)
+    it.picture(f"where-from-{'phone' if device else 'desktop'}")
+
+
+@pytest.mark.parametrize("device", [{}, PHONE], ids=["desktop", "phone"])
+def test_the_help_says_what_the_device_can_do(opened, server, device):
+    it = opened(**device)
+    expect(it.open().locator(".empty.hint")).to_contain_text("Tap a word" if device else "Point at a word")
+    _, reply = replied(it, "cycle", max_tokens=4)
+    reply.locator(".token").first.click()
+    expect(reply.locator(".inside")).to_contain_text("Tap a token" if device else "Click on a token")
 
 
 def test_a_click_on_an_alternative_forks_the_reply_by_ids(opened, server):

@@ -13,6 +13,13 @@ from niels_gpt.serve import errors
 CHAT = "/v1/chat/completions"
 OK = {"model": "bytes", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}],
+}
+"""What clients send after a model has called a tool."""
+
 
 def check_error(response, status):
     assert response.status_code == status, response.text
@@ -85,14 +92,16 @@ def test_an_empty_input_is_not_continued(http):
         ({"temperature": True}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
-        ({"top_k": 0}, "top_k"),
+        ({"top_k": -2}, "top_k"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 101}, "repetition_penalty"),
+        ({"best_of": 2}, None),
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),
         ({"n": 9}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"max_tokens": 5000}, "max_tokens"),
-        ({"max_tokens": 10**30}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"seed": 2**63}, "seed"),
         ({"seed": 1.5}, "seed"),
         ({"stop": ""}, "stop"),
@@ -119,6 +128,8 @@ def test_an_empty_input_is_not_continued(http):
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [*OK["messages"], CALL]}, "messages.1"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "messages.0.content"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, None),
         ({"temprature": 1}, "temprature"),
         ({"file": "/etc/passwd"}, "file"),
@@ -162,6 +173,8 @@ def test_only_the_first_of_many_errors_is_sought(http, monkeypatch, path, change
 def test_what_is_not_supported_says_so(http):
     error = check_error(http.post(CHAT, json={**OK, "response_format": {"type": "json_object"}}), 400)
     assert "response_format is not supported" in error["message"]
+    error = check_error(http.post(CHAT, json={**OK, "messages": [CALL]}), 400)
+    assert "tools are not supported" in error["message"] and "tool_calls" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -210,8 +223,26 @@ def test_methods_that_do_not_exist(http):
     for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS"):
         check_error(http.request(method, CHAT), 405)
     check_error(http.post("/health"), 405)
-    response = http.head("/health")  # what monitors send
-    assert response.status_code == 200 and not response.content
+
+
+def test_head_is_get_without_a_body(server, http):
+    """What monitors and load balancers send."""
+    paths = ("/health", "/metrics", "/v1/models", "/v1/models/bytes", "/openapi.json", "/nothing", CHAT)
+    line = 'requests_total{route="/v1/models/{model_id}",status="200"} '
+
+    def counted():
+        return float(http.get("/metrics").text.partition(line)[2].partition("\n")[0] or 0)
+
+    before = counted()
+    for path in paths:
+        head, get = http.head(path), http.get(path)
+        assert head.status_code == get.status_code and not head.content
+        for name in ("content-type", "content-security-policy", "allow"):
+            assert head.headers.get(name) == get.headers.get(name)
+        if path != "/metrics":  # which counts these requests
+            assert int(head.headers["content-length"]) == len(get.content) > 0
+    assert sorted(line["method"] for line in server.log()[-2:]) == ["GET", "HEAD"]  # written after the responses
+    assert counted() == before + 2
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """The real `openai` package against a running server."""
 
+import dataclasses
 import json
 import math
+import re
 
 import openai
 import pytest
@@ -11,13 +13,14 @@ from niels_gpt.chat.transcript import STOPS
 from niels_gpt.chat.untrusted import encode_untrusted
 from niels_gpt.inference.generation import stream_text
 from niels_gpt.inference.sampling import Sampling
-from niels_gpt.serve import model_worker
+from niels_gpt.serve import model_worker, served_model
 from niels_gpt.system.rng import derive_seed
 from niels_gpt.tokenizer import SPECIAL_TOKENS
 from tests.inference.models import seeded
-from tests.serve.conftest import CYCLE, cycle_model, running, served
+from tests.serve.conftest import CYCLE, LIMITS, cycle_model, running, served
 
 MODELS = ("bytes", "tokens")
+NO_LIMITS = ({"top_k": 0}, {"top_k": -1}, {"best_of": 1})
 MESSAGES = [{"role": "system", "content": "abc"}, {"role": "user", "content": "hello there"}]
 
 
@@ -122,6 +125,53 @@ def test_completions_with_sampling_filters(server, client, name):
         extra_body={"top_k": 9, "min_p": 0.02},
     )
     assert made.choices[0].text == expected_text(server, name, "the cat", tokens=20, sampling=sampling, seed=5)
+
+
+def test_the_repetition_penalty(server, client):
+    ask = {"model": "bytes", "prompt": "the cat", "max_tokens": 40, "temperature": 0}
+    plain = client.completions.create(**ask).choices[0].text
+    made = client.completions.create(**ask, extra_body={"repetition_penalty": 3.0}).choices[0].text
+    assert client.completions.create(**ask, extra_body={"repetition_penalty": 1.0}).choices[0].text == plain != made
+    sampling = Sampling(0.0, None, repetition_penalty=3.0)
+    assert made == expected_text(server, "bytes", "the cat", tokens=40, sampling=sampling)
+
+
+def test_values_that_mean_no_limit(client):
+    ask = {"model": "bytes", "prompt": "ab", "max_tokens": 9, "seed": 3}
+    texts = [client.completions.create(**ask, extra_body=more).choices[0].text for more in ({}, *NO_LIMITS)]
+    assert len(set(texts)) == 1
+
+
+@pytest.mark.parametrize("asked", [-1, 13, 10**30])
+def test_more_tokens_than_the_limit_are_cut_to_it(asked):
+    """The header says so, also of a stream."""
+    limits = dataclasses.replace(LIMITS, new_tokens=12)
+    chat = {"model": "cycle", "messages": MESSAGES, "temperature": 0}
+    with running([served("cycle", cycle_model())], limits) as server, server.client() as client:
+        for body in ({"max_tokens": asked}, {"max_completion_tokens": asked}, {"max_tokens": asked, "stream": True}):
+            raw = client.chat.completions.with_raw_response.create(**chat, **body)
+            assert raw.headers["x-max-tokens"] == "12"
+            if "stream" not in body:
+                assert (raw.parse().usage.completion_tokens, raw.parse().choices[0].finish_reason) == (12, "length")
+        raw = client.completions.with_raw_response.create(model="cycle", prompt=" ", max_tokens=asked, temperature=0)
+        assert raw.headers["x-max-tokens"] == "12" and raw.parse().usage.completion_tokens == 12
+        for tokens in (12, 3):
+            raw = client.completions.with_raw_response.create(model="cycle", prompt=" ", max_tokens=tokens)
+            assert "x-max-tokens" not in raw.headers and raw.parse().usage.completion_tokens == tokens
+
+
+def test_the_fingerprint_changes_with_the_weights_and_the_version(client, monkeypatch):
+    ask = {"max_tokens": 1, "messages": MESSAGES}
+    chunks = client.chat.completions.create(**ask, model="bytes", stream=True)
+    found = {client.chat.completions.create(**ask, model="bytes").system_fingerprint}
+    assert {chunk.system_fingerprint for chunk in chunks} == found
+    found.add(client.completions.create(model="tokens", prompt="a", max_tokens=1).system_fingerprint)
+    other = served("x", cycle_model())
+    found.add(other.fingerprint)
+    assert served("y", cycle_model()).fingerprint == other.fingerprint
+    monkeypatch.setattr(served_model, "__version__", "0.0.0")
+    found.add(served("x", cycle_model()).fingerprint)
+    assert len(found) == 4 and all(re.fullmatch("fp_[0-9a-f]{12}", each) for each in found)
 
 
 def test_several_prompts_and_choices(server, client):

@@ -1,4 +1,4 @@
-"""litellm and LangChain against the running server; `make test-serve` installs them."""
+"""litellm and LangChain against the running server; `make test WHAT=serve` installs them."""
 
 import pytest
 

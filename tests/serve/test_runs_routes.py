@@ -1,6 +1,5 @@
 """/api/runs: list, config, metrics while a run trains, samples, reports and batch rows; never a path from a request."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -12,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.report import curves
-from niels_gpt.runs import watched_runs
-from niels_gpt.runs.catalog import summarize
+from niels_gpt.runs.info import RunInfo
 from niels_gpt.runs.metrics import encode_line, read_metrics
 from niels_gpt.serve import runs_routes
 from niels_gpt.serve.runs_routes import runs_router
@@ -46,8 +44,8 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def runs(trained, tmp_path, monkeypatch):
     """A copy of the folder of runs; it is listed anew for every request."""
-    monkeypatch.setattr(watched_runs, "LIST_SECONDS", 0.0)
-    monkeypatch.setattr(watched_runs, "REST", 0)
+    monkeypatch.setattr(runs_routes, "LIST_SECONDS", 0.0)
+    monkeypatch.setattr(runs_routes, "REST", 0)
     shutil.copytree(trained / "runs", tmp_path / "runs")
     return tmp_path / "runs"
 
@@ -73,7 +71,7 @@ def test_list(http, runs):
     found = listed(http)
     assert found["bytes"]["state"] == "finished" and found["p/pretrain"]["state"] == "stopped"
     for name, run in found.items():
-        summary = dataclasses.asdict(summarize(runs / name, name))
+        summary = RunInfo(runs / name, name).summary
         shared = {"changed", "task", "parameters", "steps", "total_steps", "best_loss", "best_step", "bits_per_byte"}
         assert {key: run[key] for key in shared} == {key: summary[key] for key in shared}
         assert run["loss"] == summary["last"]["loss"]

@@ -2,7 +2,7 @@
 
 import { listModels } from "./api.js";
 import { asBody, DEFAULTS, modelSelect, samplingControls } from "./controls.js";
-import { button, el, field, replace } from "./dom.js";
+import { button, el, field, replace, touched } from "./dom.js";
 import { asJson, asMarkdown, download } from "./export.js";
 import { generate, randomSeed, textOf } from "./generate.js";
 import { guarded, notify } from "./notice.js";
@@ -148,7 +148,7 @@ function renderLog() {
   const focused = parts.log.contains(document.activeElement);
   replace(
     parts.log,
-    shown.length ? null : el("p", { class: "empty hint" }, "Nothing is sent to any other machine: the model runs on the server that gave you this page. Point at a word of a reply to see how likely it was."),
+    shown.length ? null : el("p", { class: "empty hint" }, `Nothing is sent to any other machine: the model runs on the server that gave you this page. ${touched() ? "Tap" : "Point at"} a word of a reply to see how likely it was.`),
     shown.map(({ message, parent }) => messageNode(message, parent)),
   );
   if (focused) parts.log.focus(); // the element that had it is gone

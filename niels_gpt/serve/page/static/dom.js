@@ -43,6 +43,17 @@ export function field(label, control, hint) {
   return el("div", { class: "field" }, text, control, note);
 }
 
+// Whether there is no mouse: a finger cannot point at anything without tapping it.
+export function touched() {
+  return matchMedia("(hover: none)").matches;
+}
+
+// Scrolls until a panel is seen; if it is higher than the view, from its heading on.
+export function reveal(panel) {
+  panel.scrollIntoView({ block: "nearest" });
+  panel.querySelector("h3")?.scrollIntoView({ block: "nearest" });
+}
+
 export function button(text, onclick, attributes = {}) {
   return el("button", { type: "button", onclick, ...attributes }, text);
 }

@@ -1,7 +1,7 @@
 // Look inside: the details of one token of a reply, attention when it was chosen, and the logit lens.
 
 import { post } from "./api.js";
-import { el, field, replace } from "./dom.js";
+import { el, field, replace, touched } from "./dom.js";
 import { percent, plural, visible } from "./format.js";
 import { guarded } from "./notice.js";
 import { tokenDetails } from "./tokens.js";
@@ -20,7 +20,7 @@ export class InsidePanel {
       "section",
       { class: "inside panel", "aria-label": "Look inside" },
       this.body,
-      el("p", { class: "hint" }, "Arrow keys in the reply choose the token. An alternative forks the reply: it is continued from there, and this version is kept."),
+      el("p", { class: "hint" }, `${touched() ? "Tap" : "Click on"} a token of the reply to choose it, or use the arrow keys. An alternative forks the reply: it is continued from there, and this version is kept.`),
       this.attention.node,
       this.lens.node,
     );

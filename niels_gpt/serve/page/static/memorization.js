@@ -11,7 +11,7 @@ const MARKED = 4;
 export async function showReports(run, node) {
   const { levels, reports } = await get(`/api/runs/${run}/reports`);
   if (!reports.length) {
-    replace(node, el("p", { class: "hint" }, "Not measured yet: ", el("code", {}, "niels-gpt memorize"), " writes a report into the run."));
+    replace(node, el("p", { class: "hint" }, "Not measured yet: ", el("code", {}, "niels-gpt research memorize"), " writes a report into the run."));
     return;
   }
   replace(node, reports.map((report) => showReport(run, report, levels)));

@@ -1,7 +1,7 @@
 // Provenance: which parts of a reply are verbatim in the training text, and where.
 
 import { post } from "./api.js";
-import { el, replace } from "./dom.js";
+import { el, replace, reveal } from "./dom.js";
 import { plural } from "./format.js";
 
 // A panel that searches at once. Errors are shown inside.
@@ -15,7 +15,10 @@ export function provenancePanel(model, text) {
 async function search(model, text, body, panel) {
   for (;;) {
     try {
-      show(body, await post("/api/provenance", { model, text }));
+      const found = await post("/api/provenance", { model, text });
+      const { top, bottom } = panel.getBoundingClientRect();
+      show(body, found);
+      if (bottom > 0 && top < innerHeight) reveal(panel); // unless it was scrolled away from while it searched
       return;
     } catch (err) {
       if (err.code !== "index_building") {
@@ -34,7 +37,7 @@ function show(body, found) {
     body,
     el("h3", {}, "Where this reply comes from"),
     el("p", { class: "verdict" }, found.verdict),
-    found.problems ? el("p", { class: "hint" }, "Not all of the training text could be searched; niels-gpt trace prints why.") : null,
+    found.problems ? el("p", { class: "hint" }, "Not all of the training text could be searched; niels-gpt research trace prints why.") : null,
     found.spans.length ? el("p", { class: "traced" }, marked(found)) : null,
     found.spans.map((span) =>
       el(

@@ -1,7 +1,7 @@
 // One reply: its tokens, what is known of it, and the panels "Look inside" and "Where from".
 
 import { post } from "./api.js";
-import { button, el } from "./dom.js";
+import { button, el, reveal, touched } from "./dom.js";
 import { plural } from "./format.js";
 import { InsidePanel } from "./inside.js";
 import { guarded } from "./notice.js";
@@ -104,7 +104,7 @@ export class ReplyView {
     element.textContent = this.reply.content;
     if (!this.model || !this.reply.ids?.length) return;
     const unknown = () => !scored.has(this.reply) && !this.toolbar.hidden;
-    element.addEventListener("mouseenter", guarded(async () => { if (unknown() && !matchMedia("(hover: none)").matches) await this.#load(); }));
+    element.addEventListener("mouseenter", guarded(async () => { if (unknown() && !touched()) await this.#load(); }));
     element.addEventListener("click", guarded(async () => { if (unknown() && !String(getSelection())) await this.#toggleInside(); }));
   }
 
@@ -119,8 +119,10 @@ export class ReplyView {
   #toggleProvenance() {
     hidePopover(0);
     const on = !this.provenance;
-    if (on) this.panels.append((this.provenance = provenancePanel(this.reply.model, this.reply.content)));
-    else {
+    if (on) {
+      this.panels.append((this.provenance = provenancePanel(this.reply.model, this.reply.content)));
+      reveal(this.provenance); // it opens below "Look inside"
+    } else {
       this.provenance.remove();
       this.provenance = null;
     }

@@ -1,7 +1,7 @@
 // The tokens of a reply as text. A cell is the shortest run of tokens that is whole characters; over bytes, a
 // character of several bytes is one cell.
 
-import { el, freshId, replace } from "./dom.js";
+import { el, freshId, replace, touched } from "./dom.js";
 import { bits, decodeBytes, incomplete, percent, visible } from "./format.js";
 
 export class TokenView {
@@ -120,7 +120,7 @@ export class TokenView {
 
   #hovered(event) {
     const cell = this.#cellOf(event);
-    if (!cell || this.inspecting || matchMedia("(hover: none)").matches) return; // the panel has the same
+    if (!cell || this.inspecting || touched()) return; // the panel has the same
     const parts = [];
     for (let index = cell.first; index <= cell.last; index++) {
       if (this.tokens[index].logprob != null) parts.push(tokenDetails(this.tokens[index], this.onFork && ((other) => this.onFork(index, other)), -1));
