@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines or dots over linear and logarithmic axes, and bars. Also writes PNG files."""
+"""Charts: axes, ticks, lines, dots and bars, laid out once, for SVG (see `document.html_page`) and for PNG files."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ import io
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import numpy as np
-from markupsafe import Markup
 
-from niels_gpt.report.html import escape, render
-from niels_gpt.report.numbers import power, shorten
+from niels_gpt.report.numbers import power, short, shorten
 from niels_gpt.system import files
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-FIGURE_SIZE = (8, 4.5)
-"""Inches of a PNG with one plot."""
-SMALL_FONT, MEDIUM_FONT, LARGE_FONT = 8, 9, 10
-SPINES = ["top", "right"]
-"""Edges of a PNG plot that are hidden."""
+PALETTE = {
+    "c0": "#2c63b8",
+    "c1": "#c4511a",
+    "c2": "#1d7f5f",
+    "c3": "#a8327d",
+    "c4": "#8a6a00",
+    "c5": "#1987a8",
+    "c6": "#6b4fc0",
+    "c7": "#8c3b32",
+    "ctl": "#7b848f",
+}
+"""Colors of lines and bars in a PNG and in the light theme of a page."""
+COLORS = 8
+"""Number of distinct line colors of a chart: classes c0, c1, ..."""
 
 Scale = Literal["linear", "log", "exponent"]
 """Scale of an axis; with "exponent" the values are exponents of ten (log10), and the labels are the powers."""
@@ -42,7 +46,60 @@ class Series:
     line: bool = True
     dots: bool = False
     style: str = ""
-    """ "dash", "faint" or both."""
+    """ "dash", "faint", "fill" (the area below the line), or several of them."""
+
+    def points(self) -> list[tuple[float, float]]:
+        """Return the points that are finite."""
+        pairs = zip(map(float, self.x), map(float, self.y), strict=True)
+        return [(x, y) for x, y in pairs if math.isfinite(x + y)]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines or dots over common axes, and a legend; points that are not finite are skipped."""
+
+    title: str
+    y_label: str
+    series: Sequence[Series]
+    x_label: str = "steps"
+    x_scale: Scale = "linear"
+    y_scale: Scale = "linear"
+    y_low: float | None = None
+    y_high: float | None = None
+    """The axis reaches at least from `y_low` to `y_high`."""
+    y_most: float = math.inf
+    """Points above are not drawn."""
+    x_ticks: Sequence[tuple[float, str]] = ()
+    x_whole: bool = False
+    """Label whole numbers only: x counts tokens or steps."""
+    key: bool = True
+    size: tuple[int, int] = (480, 270)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A horizontal bar with its name on the left and a note at its end."""
+
+    name: str
+    value: float
+    note: str
+    color: str
+
+
+@dataclass(frozen=True)
+class BarChart:
+    """Horizontal bars that begin at `low`."""
+
+    title: str
+    bars: Sequence[Bar]
+    low: float
+    high: float
+    scale: Scale = "linear"
+
+
+def steps(edges: Sequence[float] | np.ndarray, values: Sequence[float] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (x, y) of a line that has each of the values from one edge to the next."""
+    return np.repeat(edges, 2)[1:-1], np.repeat(values, 2)
 
 
 class _Axis:
@@ -88,6 +145,10 @@ class _Axis:
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.log10(values)
 
+    def values(self, transformed: Sequence[float]) -> list[float]:
+        """Return the values of transformed ones."""
+        return [10.0**at if self.scale == "log" else at for at in transformed]
+
     def label(self, at: float, step: float) -> str:
         """Return the label of a tick, with the digits that `step` needs."""
         if self.scale == "linear":
@@ -111,58 +172,79 @@ def _round_up(step: float, digits: Sequence[float] = (1, 2, 2.5, 5, 10)) -> floa
     return next(base * digit for digit in digits if base * digit >= step * (1 - 1e-9))
 
 
-def line_chart(
-    series: Sequence[Series],
-    *,
-    x_label: str,
-    y_label: str,
-    title: str = "",
-    x_scale: Scale = "linear",
-    y_scale: Scale = "linear",
-    y_low: float | None = None,
-    y_high: float | None = None,
-    x_ticks: Sequence[tuple[float, str]] = (),
-    x_whole: bool = False,
-    key: bool = True,
-    size: tuple[int, int] = (480, 270),
-    description: str = "",
-) -> Markup:
-    """Return a figure with lines or dots over common axes and a legend; points that are not finite are skipped.
-
-    x_whole: label whole numbers only, since x counts tokens or steps. description: what the lines show, in words, for
-    those who do not see them.
-    """
-    width, height = size
-    x_axis = _Axis(_concatenate([s.x for s in series]), x_scale, None, None, widen=False, whole=x_whole)
-    if x_ticks:
-        x_axis.ticks = [(float(x_axis.transform(np.array([at]))[0]), label) for at, label in x_ticks]
-    y_axis = _Axis(_concatenate([s.y for s in series]), y_scale, y_low, y_high, widen=True)
+def _frame(chart: Chart) -> dict[str, Any]:
+    """Return the axes of a chart with their ticks, and the lines as they are drawn."""
+    width, height = chart.size
+    hidden = [np.where(np.asarray(s.y, dtype=np.float64) <= chart.y_most, s.y, math.nan) for s in chart.series]
+    series = [replace(s, y=y) for s, y in zip(chart.series, hidden, strict=True)]
+    x_axis = _Axis(_concatenate([s.x for s in series]), chart.x_scale, None, None, widen=False, whole=chart.x_whole)
+    if chart.x_ticks:
+        x_axis.ticks = [(float(x_axis.transform(np.array([at]))[0]), label) for at, label in chart.x_ticks]
+    y_axis = _Axis(_concatenate([s.y for s in series]), chart.y_scale, chart.y_low, chart.y_high, widen=True)
+    series = _dashed_where_covering(series, x_axis, y_axis, 2 / (height - 62))
     left, right, top, bottom = 12 + 7 * max(len(label) for _, label in y_axis.ticks), width - 14, 24, height - 38
     across, down = right - left, bottom - top
     x_ticks = [(left + across * x_axis.fraction(at), label) for at, label in x_axis.ticks]
+    return {
+        "series": series,
+        "left": left,
+        "right": right,
+        "top": top,
+        "bottom": bottom,
+        "x_axis": x_axis,
+        "y_axis": y_axis,
+        "y_ticks": [(bottom - down * y_axis.fraction(at), label) for at, label in y_axis.ticks],
+        "x_marks": [x for x, _ in x_ticks],
+        "x_labels": _spaced_labels(x_ticks, width),
+    }
+
+
+def line_layout(chart: Chart) -> dict[str, Any]:
+    """Return what to draw of a chart: its axes with ticks, and each line with its path and its dots."""
+    at = _frame(chart)
     lines = []
-    for line in series:
-        xs, ys = left + across * x_axis.fractions(line.x), bottom - down * y_axis.fractions(line.y)
+    for line in at["series"]:
+        xs = at["left"] + (at["right"] - at["left"]) * at["x_axis"].fractions(line.x)
+        ys = at["bottom"] - (at["bottom"] - at["top"]) * at["y_axis"].fractions(line.y)
         points = [(x, y) if math.isfinite(x + y) else None for x, y in zip(xs.tolist(), ys.tolist(), strict=True)]
         dots = [point for point in points if point] if line.dots else []
         lines.append((line, _path(points) if line.line else "", dots))
-    return render(
-        "line_chart.html",
-        title=title,
-        description=description,
-        x_label=x_label,
-        y_label=y_label,
-        width=width,
-        height=height,
-        left=left,
-        right=right,
-        bottom=bottom,
-        y_ticks=[(bottom - down * y_axis.fraction(at), label) for at, label in y_axis.ticks],
-        x_marks=[x for x, _ in x_ticks],
-        x_labels=_spaced_labels(x_ticks, width),
-        lines=lines,
-        key=chart_key(series) if key else "",
+    return {**at, "lines": lines, "spoken": "" if chart.y_scale == "exponent" else _spoken(chart.series)}
+
+
+def _spoken(series: Sequence[Series]) -> str:
+    """Return the lines with a label of their own in words, for those who do not see them."""
+    labels = [line.label for line in series if line.line]
+    ends = {line.label: line.points() for line in series if line.line and labels.count(line.label) == 1}
+    return "; ".join(
+        f"{label} from {short(points[0][1])} to {short(points[-1][1])}"
+        for label, points in ends.items()
+        if label and points
     )
+
+
+def labeled(series: Sequence[Series]) -> list[Series]:
+    """Return the lines of a legend: one for each label."""
+    return list({s.label: s for s in series if s.label}.values())
+
+
+def _dashed_where_covering(series: Sequence[Series], x_axis: _Axis, y_axis: _Axis, near: float) -> list[Series]:
+    """Return the series, dashed if they run over an earlier labeled one along most of their points.
+
+    near: the difference, as a fraction of the axis, that cannot be seen.
+    """
+    drawn: list[tuple[np.ndarray, np.ndarray]] = []
+    result = []
+    for line in series:
+        xs, ys = x_axis.fractions(line.x), y_axis.fractions(line.y)
+        if line.line and line.label and len(xs) and (np.diff(xs) > 0).all():
+            below = [np.interp(xs, *earlier, left=math.nan, right=math.nan) for earlier in drawn]
+            if any(np.mean(np.abs(values - ys) < near) > 0.5 for values in below):
+                line = replace(line, style=f"{line.style} dash".strip())
+            else:
+                drawn.append((xs, ys))
+        result.append(line)
+    return result
 
 
 def _spaced_labels(ticks: Sequence[tuple[float, str]], width: int) -> list[tuple[float, str, str]]:
@@ -189,56 +271,67 @@ def _path(points: Sequence[tuple[float, float] | None]) -> str:
     return path
 
 
-def chart_key(series: Sequence[Series]) -> Markup:
-    """Return the legend: the colors of the series that have a label."""
-    labeled = {s.label: s for s in series if s.label}
-    keys = "".join(f'<span class="{s.color} {s.style}"><i></i>{escape(label)}</span>' for label, s in labeled.items())
-    return Markup(f'<div class="key">{keys}</div>' if keys else "")
+def bar_layout(chart: BarChart) -> dict[str, Any]:
+    """Return the ticks of a bar chart, and each bar with its length and the name beside it."""
+    axis = _Axis(np.zeros(0), chart.scale, chart.low, chart.high, widen=False)
+    left, right = 230, 800
+    lengths = (right - left) * np.nan_to_num(axis.fractions([bar.value for bar in chart.bars]))
+    names = [shorten(bar.name, 28, end=12) for bar in chart.bars]
+    ticks = [(left + (right - left) * axis.fraction(at), label) for at, label in axis.ticks]
+    return {"left": left, "ticks": ticks, "bars": list(zip(chart.bars, lengths.tolist(), names, strict=True))}
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A horizontal bar with its name on the left and a note at its end."""
+def save_png(charts: Sequence[Chart], path: Path, *, title: str = "", panel: tuple[float, float] = (8, 3.3)) -> None:
+    """Write charts, each on a panel of so many inches, in up to 3 or 4 columns, as a PNG, atomically.
 
-    name: str
-    value: float
-    note: str
-    color: str
+    Characters that the font lacks become boxes, without warnings.
+    """
+    from matplotlib.figure import Figure
 
-
-def bar_chart(bars: Sequence[Bar], *, title: str, low: float, high: float, scale: Scale = "linear") -> Markup:
-    """Return a figure of horizontal bars that begin at `low`."""
-    axis = _Axis(np.zeros(0), scale, low, high, widen=False)
-    width, row_height, left, right = 960, 22, 230, 800
-    return render(
-        "bar_chart.html",
-        title=title,
-        width=width,
-        height=row_height * len(bars) + 24,
-        left=left,
-        row_height=row_height,
-        ticks=[(left + (right - left) * axis.fraction(at), label) for at, label in axis.ticks],
-        bars=[
-            (
-                bar,
-                float((right - left) * axis.fractions([bar.value])[0]) if not math.isnan(bar.value) else 0.0,
-                shorten(bar.name, 28, end=12),
-                row_height * i,
-            )
-            for i, bar in enumerate(bars)
-        ],
-    )
-
-
-def plain(text: str) -> str:
-    """Escape the dollar signs of a text for matplotlib: they begin a formula, and an invalid one is an error."""
-    return text.replace("$", r"\$")
-
-
-def save_png(figure: Figure, path: Path) -> None:
-    """Write a matplotlib figure atomically. Characters that its font lacks become boxes, without warnings."""
+    across = min(max(len(charts), 1), 3 if len(charts) <= 9 else 4)
+    down = max(1, -(-len(charts) // across))
+    figure = Figure(figsize=(max(8, across * panel[0]), 1.2 + down * panel[1]), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False).flatten()
+    labels: dict[str, Any] = {}
+    for axes, chart in zip(grid, charts, strict=False):
+        frame = _frame(chart)
+        for line in frame["series"]:
+            dash = ("--" if "dash" in line.style else "-") if line.line else "none"
+            look: dict[str, Any] = {"linewidth": 0.9, "alpha": 0.55} if "faint" in line.style else {"linewidth": 1.5}
+            look |= {"color": PALETTE[line.color], "label": _plain(line.label), "linestyle": dash}
+            [drawn] = axes.plot(line.x, line.y, marker="o" if line.dots else "", markersize=3.5, clip_on=False, **look)
+            if "fill" in line.style:
+                axes.fill_between(line.x, line.y, color=PALETTE[line.color])
+            if line.label:
+                labels.setdefault(drawn.get_label(), drawn)
+        shown = {label for *_, label in frame["x_labels"]}
+        for name in ("x", "y"):
+            axis = frame[f"{name}_axis"]
+            at, limits = axis.values([t for t, _ in axis.ticks]), axis.values([axis.low, axis.high])
+            axes.set(**{f"{name}scale": "log" if axis.scale == "log" else "linear"})
+            all_shown = name == "y" or chart.x_ticks
+            names = [label if all_shown or label in shown else "" for _, label in axis.ticks]
+            axes.set(**{f"{name}ticks": at, f"{name}ticklabels": names, f"{name}lim": limits})
+        axes.minorticks_off()
+        axes.tick_params(labelsize="small")
+        axes.tick_params("x", rotation=45 if chart.x_ticks else 0)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(_plain(chart.title), fontsize="medium")
+        axes.set_xlabel(_plain(chart.x_label))
+        axes.set_ylabel(_plain(chart.y_label))
+    for axes in grid[len(charts) :]:
+        axes.set_visible(False)
+    if labels:
+        figure.legend(handles=labels.values(), loc="outside lower center", ncols=4, frameon=False, fontsize="small")
+    figure.suptitle(_plain(title), fontsize="medium")
     png = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(png, format="png", dpi=120)
     files.write_bytes(path, png.getvalue())
+
+
+def _plain(text: str) -> str:
+    """Escape the dollar signs of a text for matplotlib: they begin a formula, and an invalid one is an error."""
+    return text.replace("$", r"\$")

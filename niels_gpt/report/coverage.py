@@ -14,18 +14,19 @@ from typing import Protocol
 
 import numpy as np
 
-from niels_gpt.report.charts import (
-    LARGE_FONT,
-    MEDIUM_FONT,
-    SMALL_FONT,
-    SPINES,
-    Series,
-    chart_key,
-    line_chart,
-    plain,
-    save_png,
+from niels_gpt.report.charts import Chart, Series, save_png, steps
+from niels_gpt.report.document import (
+    Block,
+    Cell,
+    Charts,
+    Column,
+    Document,
+    Paragraph,
+    Section,
+    Table,
+    count_cell,
+    html_page,
 )
-from niels_gpt.report.html import Cell, Column, Group, count_cell, render, table
 from niels_gpt.report.numbers import percent, shorten
 from niels_gpt.system.console import plural
 
@@ -33,7 +34,6 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MAX_PANELS = 24
 _MAX_CHARTS = 100
 _BINS = 200
-_X_TICKS = 4
 
 
 class CoveredDocument(Protocol):
@@ -103,35 +103,11 @@ def _columns(row: Sequence[str]) -> str:
 
 def coverage_png(documents: Sequence[CoveredDocument], path: Path, *, title: str, examples: int, frames: int) -> None:
     """Write a PNG with one panel per document, at most 24, atomically."""
-    from matplotlib.figure import Figure
-
     _check(documents)
     shown = documents[:_MAX_PANELS]
-    across = min(max(len(shown), 1), 3 if len(shown) <= 9 else 4)
-    down = max(1, -(-len(shown) // across))
-    figure = Figure(figsize=(max(8, 3.4 * across), 1.2 + 1.9 * down), layout="constrained")
-    grid = figure.subplots(down, across, sharey=True, squeeze=False).flatten()
-    for axes, document in zip(grid, shown, strict=False):
-        for values, name, color in ((document.seen, "seen", "#3b6ea5"), (document.supervised, "supervised", "#d1662b")):
-            starts, means = bin_means(values, _BINS)
-            ends = [*starts, document.length]
-            axes.stairs(means, ends, color=color, linewidth=1.2, baseline=None, label=name)
-        axes.set_title(plain(shorten(document.name, 34, end=12)), fontsize=MEDIUM_FONT)
-        axes.tick_params(labelsize=SMALL_FONT)
-        axes.locator_params(axis="x", nbins=_X_TICKS)
-        axes.spines[SPINES].set_visible(False)
-        axes.grid(alpha=0.25)
-        axes.set_xlim(0, max(document.length, 1))
-    for axes in grid[len(shown) :]:
-        axes.set_visible(False)
-    grid[0].set_ylim(0, 1.08 * max(_highest(shown), 1e-9))
-    if len(shown):
-        grid[0].legend(frameon=False, fontsize=SMALL_FONT, loc="lower center")
     rest = f"\n{len(documents) - len(shown):,} more not drawn" if len(shown) < len(documents) else ""
-    figure.suptitle(plain(_summary(title, documents, examples, frames)) + rest, fontsize=LARGE_FONT)
-    figure.supxlabel("token of the document", fontsize=MEDIUM_FONT)
-    figure.supylabel("times", fontsize=MEDIUM_FONT)
-    save_png(figure, path)
+    title = _summary(title, documents, examples, frames) + rest
+    save_png(_charts(shown), path, title=title, panel=(3.4, 1.9))
 
 
 def coverage_page(documents: Sequence[CoveredDocument], *, title: str, examples: int, frames: int) -> str:
@@ -158,43 +134,34 @@ def coverage_page(documents: Sequence[CoveredDocument], *, title: str, examples:
         ]
         for d in documents
     ]
-    shown, high = documents[:_MAX_CHARTS], _highest(documents[:_MAX_CHARTS])
-    lines = [_lines(document) for document in shown]
-    charts = [
-        line_chart(
-            series,
-            title=shorten(document.name, 44, end=16),
-            x_label="token",
-            y_label="times",
-            y_low=0,
-            y_high=high,
-            x_whole=True,
-            key=False,
-            size=(480, 180),
+    blocks: list[Block] = [Table(columns, rows)] if rows else []
+    sections = [Section("", blocks)]
+    if rows:
+        about = (
+            f"Means over up to {_BINS} bins of each document. All charts begin at 0 and have the same scale, so that a "
+            "document that is seen more often stands higher."
         )
-        for document, series in zip(shown, lines, strict=True)
-    ]
-    page = render(
-        "coverage.html",
-        title=title,
-        summary=_summary("", documents, examples, frames),
-        table=table(columns, [Group(rows)]) if rows else "",
-        bins=_BINS,
-        key=chart_key(lines[0]) if lines else "",
-        charts=charts,
-        hidden=len(documents) - len(shown),
-    )
-    return str(page)
+        charts = Charts(_charts(documents[:_MAX_CHARTS]), key=True)
+        sections.append(Section("Along the documents", [Paragraph(about), charts]))
+    if len(documents) > _MAX_CHARTS:
+        more = Paragraph(f"{len(documents) - _MAX_CHARTS:,} more: in the table only.", soft=True)
+        sections.append(Section("", [more]))
+    return html_page(Document(title, _summary("", documents, examples, frames), sections))
 
 
-def _lines(document: CoveredDocument) -> list[Series]:
-    """Return the lines of a document, supervised and seen, as steps."""
-    lines = []
-    for name, values, color in (("supervised", document.supervised, "c1"), ("seen", document.seen, "c0")):
-        starts, means = bin_means(values, _BINS)
-        edges = np.append(starts, document.length)
-        lines.append(Series(name, np.repeat(edges, 2)[1:-1], np.repeat(means, 2), color=color, label=name))
-    return lines
+def _charts(documents: Sequence[CoveredDocument]) -> list[Chart]:
+    """Return a chart per document, with supervised and seen as steps."""
+    high = _highest(documents)
+    charts = []
+    for document in documents:
+        lines = []
+        for name, values, color in (("supervised", document.supervised, "c1"), ("seen", document.seen, "c0")):
+            starts, means = bin_means(values, _BINS)
+            lines.append(Series(name, *steps([*starts, document.length], means), color=color, label=name))
+        title = shorten(document.name, 44, end=16)
+        size = (480, 180)
+        charts.append(Chart(title, "times", lines, x_label="token", y_low=0, y_high=high, x_whole=True, size=size))
+    return charts
 
 
 def _check(documents: Sequence[CoveredDocument]) -> None:

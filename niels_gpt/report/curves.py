@@ -4,51 +4,53 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from niels_gpt.report.charts import FIGURE_SIZE, plain, save_png
-from niels_gpt.runs.catalog import read_tree
+from niels_gpt.report.charts import COLORS, Chart, Series, save_png
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.runs.validation import is_over_bytes, selection_loss
+from niels_gpt.runs.info import RunInfo
+from niels_gpt.runs.metrics import selection_loss
 from niels_gpt.training.progress import headline_evals
 
 MIN_STEPS = 100
 """Shorter runs are plotted in full height, from their first loss."""
-
-
-class Curve(NamedTuple):
-    """A line over the steps of a run."""
-
-    name: str
-    steps: list[int]
-    values: list[float]
+MOST_DOTS = 60
+"""Evaluations of a line that are drawn with dots."""
 
 
 EACH_STEP, SMOOTHED = "train, each step", "train, smoothed"
 
 
-def loss_curves(lines: Sequence[Mapping[str, Any]]) -> list[Curve]:
-    """Return the training loss of each step, the same smoothed, and the loss of each held-out set."""
+def loss_chart(lines: Sequence[Mapping[str, Any]], title: str, y_label: str, *, x_label: str = "steps") -> Chart:
+    """Return the training loss of each step, the same smoothed, and the loss of each held-out set.
+
+    The initial fall of a long run, from ln V, is not drawn.
+    """
     steps, losses = [m["step"] for m in lines], [m["loss"] for m in lines]
-    curves = [Curve(EACH_STEP, steps, losses), Curve(SMOOTHED, steps, smooth(losses))]
-    for name in dict.fromkeys(name for m in lines for name in headline_evals(m.get("evals", {}))):
+    smoothed = smooth(losses)
+    series = [
+        Series(EACH_STEP, steps, losses, color="ctl", style="faint", label=EACH_STEP),
+        Series(SMOOTHED, steps, smoothed, color="ctl", label=SMOOTHED),
+    ]
+    later = smoothed[len(smoothed) // 50 :]
+    for number, name in enumerate(dict.fromkeys(name for m in lines for name in headline_evals(m.get("evals", {})))):
         points = [(m["step"], m["evals"][name]) for m in lines if name in m.get("evals", {})]
-        curves.append(Curve(name, [step for step, _ in points], [value for _, value in points]))
-    return curves
+        color, style = f"c{number % COLORS}", "dash" if number >= COLORS else ""
+        x, y = [step for step, _ in points], [value for _, value in points]
+        series.append(Series(name, x, y, color=color, style=style, label=name, dots=len(x) <= MOST_DOTS))
+        later += y
+    return Chart(title, y_label, series, x_label=x_label, y_most=_highest_drawn(losses, later))
 
 
-def loss_limits(curves: Sequence[Curve]) -> tuple[float, float] | None:
-    """Return the range of losses that is worth drawing, without the initial fall from ln V; None: all of it."""
-    each_step, smoothed, *evaluations = curves
-    if len(each_step.values) < MIN_STEPS:
-        return None
-    later = smoothed.values[len(smoothed.values) // 50 :]
-    later += [value for curve in evaluations for value in curve.values]
-    low, high = min(each_step.values + later), max(later)
-    margin = 0.05 * (high - low)
-    return (low - margin, high + margin) if low < high else None
+def _highest_drawn(losses: Sequence[float], later: Sequence[float]) -> float:
+    """Return the highest loss that is drawn, so that the later ones fill the chart; of short runs, all are."""
+    if len(losses) < MIN_STEPS:
+        return math.inf
+    low, high = min(*losses, *later), max(later)
+    return high + 0.05 * (high - low) if low < high else math.inf
 
 
 def plot_losses(run: RunFolder) -> None:
@@ -56,70 +58,38 @@ def plot_losses(run: RunFolder) -> None:
     lines = [m for m in run.metrics() if "loss" in m]
     if not lines:
         return
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
-    axes = figure.add_subplot()
-    styles: dict[str, dict[str, Any]] = {
-        EACH_STEP: {"color": "0.75", "linewidth": 0.8},
-        SMOOTHED: {"color": "black", "linewidth": 1.4},
-    }
-    curves = loss_curves(lines)
-    for number, (name, steps, values) in enumerate(curves):
-        evaluation: dict[str, Any] = {"marker": "o", "markersize": 3.0, "linewidth": 1.2}
-        style = styles[name] if number < len(styles) else evaluation
-        axes.plot(steps, values, label=plain(name), **style)
-    if (limits := loss_limits(curves)) is not None:
-        axes.set_ylim(*limits)
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats per token)")
-    axes.set_title(plain(run.path.name))
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
-    save_png(figure, run.plot_path)
+    save_png([loss_chart(lines, run.path.name, "loss (nats per token)", x_label="step")], run.plot_path)
 
 
-def selection_curve(config: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Curve:
-    """Return the validation loss that selects the best checkpoint; steps are counted from 1."""
+def selection_curve(config: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[float]]:
+    """Return the steps, from 1, and the validation losses that select the best checkpoint."""
     points = []
     for m in lines:
         with contextlib.suppress(KeyError):
             points.append((m["step"] + 1, selection_loss(config, m["evals"])))
-    return Curve("validation", [step for step, _ in points], [value for _, value in points])
+    return [step for step, _ in points], [value for _, value in points]
 
 
-def plot_comparison(runs: Mapping[str, Path], path: Path) -> None:
+def plot_comparison(runs: Mapping[str, RunInfo], path: Path) -> None:
     """Draw the losses of runs, by name, as one PNG: a color each, training thin, validation thick with dots.
 
     The validation loss is the one that selects the best checkpoint. Raises ValueError if no run has a loss.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
-    axes = figure.add_subplot()
-    units, shown, start = set(), [], []
-    for number, (name, folder) in enumerate(runs.items()):
-        config = read_tree(folder)
-        lines = [m for m in RunFolder(folder).metrics() if "loss" in m]
-        units.add("byte" if is_over_bytes(config) else "token")
+    units, series, shown, start = set(), [], [], []
+    for number, (name, run) in enumerate(runs.items()):
+        lines = [m for m in run.lines if "loss" in m]
+        units.add(run.unit)
         losses = smooth([m["loss"] for m in lines])
-        _, x, y = selection_curve(config, lines)
-        color = f"C{number}"
-        axes.plot([m["step"] + 1 for m in lines], losses, color=color, linewidth=0.8, alpha=0.55)
-        axes.plot(x, y, color=color, marker="o", markersize=3.0, linewidth=1.6, label=plain(name))
+        x, y = selection_curve(run.tree, lines)
+        color, style = f"c{number % COLORS}", " dash" if number >= COLORS else ""
+        series.append(Series(name, [m["step"] + 1 for m in lines], losses, color=color, style=f"faint{style}"))
+        series.append(Series(name, x, y, color=color, style=style, label=name, dots=True))
         shown += [*losses[len(losses) // 20 :], *y]
         start += losses
     if not shown:
         raise ValueError(f"none of these runs has a loss yet: {', '.join(runs)}")
-    if len(start) >= MIN_STEPS and min(shown) < max(shown):  # cut off the initial fall from ln V
-        margin = 0.05 * (max(shown) - min(shown))
-        axes.set_ylim(min(shown) - margin, max(shown) + margin)
-    axes.set_xlabel("step")
-    axes.set_ylabel(f"loss (nats per {' or '.join(sorted(units))})")
-    axes.set_title("thin: training, smoothed; with dots: validation")
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
-    save_png(figure, path)
+    title, label = "thin: training, smoothed; with dots: validation", f"loss (nats per {' or '.join(sorted(units))})"
+    save_png([Chart(title, label, series, x_label="step", y_most=_highest_drawn(start, shown))], path)
 
 
 def smooth(values: list[float]) -> list[float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from niels_gpt.report.charts import FIGURE_SIZE, SPINES, plain, save_png
+from niels_gpt.report.charts import Chart, Series, save_png, steps
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -41,15 +41,7 @@ def histogram_text(lengths: Sequence[int] | np.ndarray, *, width: int = 40) -> l
 
 def plot_histogram(lengths: Sequence[int] | np.ndarray, path: Path, *, title: str) -> None:
     """Write the histogram as a PNG, atomically."""
-    from matplotlib.figure import Figure
-
     bins = count_by_doubling(lengths)
-    figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
-    axes = figure.add_subplot()
-    axes.bar(range(len(bins)), [number for *_, number in bins], width=0.92, color="#3b6ea5")
-    axes.set_xticks([i - 0.5 for i in range(len(bins))], [f"{low:,}" for low, *_ in bins], rotation=45, ha="right")
-    axes.set_xlabel("characters per sample")
-    axes.set_ylabel("samples")
-    axes.set_title(plain(title))
-    axes.spines[SPINES].set_visible(False)
-    save_png(figure, path)
+    counts = Series("samples", *steps(range(len(bins) + 1), [number for *_, number in bins]), style="fill")
+    ticks = [(i, f"{low:,}") for i, (low, *_) in enumerate(bins)]
+    save_png([Chart(title, "samples", [counts], x_label="characters per sample", x_ticks=ticks, y_low=0)], path)

@@ -38,7 +38,7 @@ def one_in(log_p: float) -> str:
     if not math.isfinite(log_p):
         return "never"
     exponent = -log_p / math.log(10)
-    if exponent >= 15:
+    if exponent >= 14.9998:  # three digits of a number of trillions would be 1e+03
         return f"1 in {power(exponent)}"
     times = 10**exponent
     if times < 1.0005:

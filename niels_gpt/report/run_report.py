@@ -5,13 +5,14 @@ Everything is read from the folder of the run. What a run of an older version di
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import shlex
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,18 @@ import numpy as np
 
 from niels_gpt.config import RunConfig
 from niels_gpt.config.yaml_file import dump_config, load_config
+from niels_gpt.data.note_record import kept_notes
 from niels_gpt.data.note_selection import Skipped
 from niels_gpt.data.registry import YOURS
-from niels_gpt.memorization.audit import counts_text
-from niels_gpt.report.charts import Series
-from niels_gpt.report.curves import EACH_STEP, SMOOTHED, loss_curves, loss_limits
+from niels_gpt.evaluation.baselines import PRIMED, reference_bits, reference_notes
+from niels_gpt.memorization.audit import LAST_AUDIT, counts_text, passage_origin, verdict_lines
+from niels_gpt.report.charts import Chart, Series
+from niels_gpt.report.curves import EACH_STEP, SMOOTHED, loss_chart
 from niels_gpt.report.document import (
     Block,
-    Chart,
+    Cell,
     Charts,
+    Column,
     Details,
     Document,
     Facts,
@@ -37,23 +41,23 @@ from niels_gpt.report.document import (
     Section,
     Table,
     Text,
+    count_cell,
 )
-from niels_gpt.report.html import COLORS, Cell, Column, count_cell
-from niels_gpt.report.memorization_page import headline
+from niels_gpt.report.memorization_report import headline
 from niels_gpt.report.numbers import percent, short, shorten
-from niels_gpt.runs.catalog import pipeline_of, read_tree, stored_scores
-from niels_gpt.runs.describe import describe, value_text
-from niels_gpt.runs.environment import DIVERGED, FAILED, STOPPED, Environment, read_environment
+from niels_gpt.runs.catalog import value_text
+from niels_gpt.runs.environment import DIVERGED, FAILED
 from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.info import RunInfo, stored_scores
+from niels_gpt.runs.pipeline import pipeline_of
 from niels_gpt.runs.source import SECTIONS, source_text
-from niels_gpt.runs.validation import is_over_bytes
 from niels_gpt.system import files
 from niels_gpt.system.console import error_message, format_duration, one_line, plural, short_number
 from niels_gpt.system.json_text import parse_json
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 from niels_gpt.training.progress import SETTLING_STEPS
-from niels_gpt.training.score_run import held_out_references
+from niels_gpt.training.score_run import Scores, held_out_references
 
 NOT_RECORDED = "not recorded"
 MOST_POINTS = 400
@@ -62,60 +66,28 @@ MOST_SAMPLES = 12
 SAMPLE_CHARACTERS = 1500
 REFERENCE_LIMIT = 2_000_000
 """Bytes or tokens of a held-out set that are compressed for comparison, unless `eval` has compressed all."""
-REFERENCES = ("xz", "gzip", "unigram", "uniform")
 
 
-@dataclass(frozen=True)
-class RunFacts:
-    """What a report says of a run, read once."""
-
-    path: Path
-    detail: dict[str, Any]
-    """`runs.describe.describe`."""
-    tree: dict[str, Any]
-    """Its config as a dict."""
-    lines: list[dict[str, Any]]
-    """metrics.jsonl."""
-    environment: Environment | None
-
-    @property
-    def unit(self) -> str:
-        """What its losses are per: "byte" or "token"."""
-        return "byte" if is_over_bytes(self.tree) else "token"
-
-    @property
-    def state(self) -> str:
-        """How the run is, or how it ended."""
-        last = self.environment.sessions[-1] if self.environment and self.environment.sessions else None
-        if self.detail["state"] != "stopped" or last is None:
-            return str(self.detail["state"])
-        if last.outcome is None:
-            return "killed"
-        if last.outcome == STOPPED:
-            return f"stopped by {last.reason}"
-        return last.outcome if last.outcome in (DIVERGED, FAILED) else "stopped"
-
-
-def read_facts(path: Path) -> RunFacts:
+def read_facts(path: Path) -> RunInfo:
     """Read a run. Raises ValueError, with the reason, if its config cannot be read.
 
     What this process writes from now on is as private as the files of the run.
     """
     run = RunFolder(path)
     keep_private((path, run.config_path, run.metrics_path, run.samples, *files.matching(run.samples, "*.txt")))
-    detail = describe(path)
-    if detail["state"] == "damaged":
-        raise ValueError(f"{path} has no report: {detail['problem']}")
-    return RunFacts(path, detail, read_tree(path), run.metrics(), read_environment(path))
+    facts = RunInfo(path)
+    if facts.detail["state"] == "damaged":
+        raise ValueError(f"{path} has no report: {facts.detail['problem']}")
+    return facts
 
 
-def run_report(facts: RunFacts, *, memorization: Sequence[Path] = ()) -> Document:
+def run_report(facts: RunInfo, *, memorization: Sequence[Path] = ()) -> Document:
     """Return the report of a run. memorization: folders of reports of `memorize` and `audit` outside the run."""
     subtitle = f"Report of {files.display_path(facts.path)}, {_today()}"
     return Document(facts.path.resolve().name, subtitle, _sections(facts, memorization))
 
 
-def pipeline_report(folder: Path, phases: Sequence[RunFacts], *, memorization: Sequence[Path] = ()) -> Document:
+def pipeline_report(folder: Path, phases: Sequence[RunInfo], *, memorization: Sequence[Path] = ()) -> Document:
     """Return the reports of the runs of a pipeline as one document."""
     sections = []
     for facts in phases:
@@ -129,7 +101,7 @@ def _today() -> str:
     return datetime.now().strftime("%Y-%m-%d %H:%M")
 
 
-def _sections(facts: RunFacts, memorization: Sequence[Path]) -> list[Section]:
+def _sections(facts: RunInfo, memorization: Sequence[Path]) -> list[Section]:
     config = load_config(facts.path / "config.yaml")
     if facts.detail["state"] == "imported":  # it has no steps and no data
         return [
@@ -154,13 +126,13 @@ def _sections(facts: RunFacts, memorization: Sequence[Path]) -> list[Section]:
 # --- result ------------------------------------------------------------------------------------------
 
 
-def _result(facts: RunFacts) -> list[Block]:
+def _result(facts: RunInfo) -> list[Block]:
     detail = facts.detail
     lines = ["An imported model: no step was trained here."]
     if detail["steps"] is not None:
-        lines = [f"{_sentence(facts.state)}: {detail['steps']:,} of {plural(detail['total_steps'], 'step')}."]
-    last = facts.environment.sessions[-1] if facts.environment and facts.environment.sessions else None
-    if last is not None and facts.state in (DIVERGED, FAILED):
+        lines = [f"{_sentence(facts.outcome)}: {detail['steps']:,} of {plural(detail['total_steps'], 'step')}."]
+    last = facts.last_session
+    if last is not None and facts.outcome in (DIVERGED, FAILED):
         lines.append(f"{_sentence(last.reason)}.")
     if detail["best_loss"] is not None:
         bits = "" if detail["bits_per_byte"] is None else f", {detail['bits_per_byte']:.3f} bits per byte"
@@ -209,28 +181,23 @@ def thinned(x: Sequence[float], y: Sequence[float], most: int = MOST_POINTS) -> 
     return [x[i] for i in kept], [y[i] for i in kept]
 
 
-def loss_series(facts: RunFacts) -> list[Series]:
-    """Return the lines of the loss chart, without the initial fall of a long run; steps are counted from 1."""
+def _loss_chart(facts: RunInfo, lines: Sequence[dict[str, Any]]) -> Chart:
+    """Return the chart of the losses; steps are counted from 1."""
+    chart = loss_chart(lines, "Loss", f"nats per {facts.unit}")
+    labels = {EACH_STEP: "", SMOOTHED: "training, smoothed"}
+    series = []
+    for line in chart.series:
+        x, y = thinned([step + 1 for step in line.x], [v if v <= chart.y_most else math.nan for v in line.y])
+        series.append(replace(line, x=x, y=y, label=labels.get(line.name, line.name)))
+    return replace(chart, series=series, x_whole=True)
+
+
+def _curves(facts: RunInfo) -> list[Block]:
     lines = [m for m in facts.lines if "loss" in m]
     if not lines:
-        return []
-    curves = loss_curves(lines)
-    highest = (loss_limits(curves) or (0.0, math.inf))[1]
-    series = []
-    for number, (name, steps, values) in enumerate(curves):
-        x, y = thinned([step + 1 for step in steps], [v if v <= highest else math.nan for v in values])
-        style = {EACH_STEP: ("ctl", "faint"), SMOOTHED: ("ctl", "")}.get(name) if number < 2 else None
-        color, look = style or (f"c{(number - 2) % COLORS}", "dash" if number - 2 >= COLORS else "")
-        label = "" if name == EACH_STEP else "training, smoothed" if number == 1 else name
-        series.append(Series(name, x, y, color=color, label=label, style=look, dots=number > 1 and len(x) <= 60))
-    return series
-
-
-def _curves(facts: RunFacts) -> list[Block]:
-    losses = loss_series(facts)
-    if not losses:
         return [Paragraph("No step is recorded yet.")]
-    charts = [Chart("Loss", f"nats per {facts.unit}", losses)]
+    charts = [_loss_chart(facts, lines)]
+    options: dict[str, Any]
     for key, title, label, options in (
         ("lr", "Learning rate", "", {"y_low": 0}),
         ("grad_norm", "Gradient norm", "before clipping", {"y_scale": "log"}),
@@ -238,11 +205,11 @@ def _curves(facts: RunFacts) -> list[Block]:
     ):
         series = metric_series(facts, key, label=title.lower())
         if series is not None:
-            charts.append(Chart(title, label, [series], options={**options, "key": False}))
+            charts.append(Chart(title, label, [series], key=False, x_whole=True, **options))
     return [Charts(charts)]
 
 
-def metric_series(facts: RunFacts, key: str, *, label: str, color: str = "c0", style: str = "") -> Series | None:
+def metric_series(facts: RunInfo, key: str, *, label: str, color: str = "c0", style: str = "") -> Series | None:
     """Return a value of each step as a line; None if the run did not record it."""
     points = [(m["step"] + 1, m[key]) for m in facts.lines if key in m]
     if not points:
@@ -254,7 +221,7 @@ def metric_series(facts: RunFacts, key: str, *, label: str, color: str = "c0", s
 # --- losses ------------------------------------------------------------------------------------------
 
 
-def _losses(facts: RunFacts, config: RunConfig) -> list[Block]:
+def _losses(facts: RunInfo, config: RunConfig) -> list[Block]:
     """Return the loss of each held-out set in bits per byte, beside what needs no model; of chats in nats only."""
     best = facts.detail["best_step"]
     if best is None:
@@ -263,7 +230,7 @@ def _losses(facts: RunFacts, config: RunConfig) -> list[Block]:
     scores = stored_scores(facts.path, best)
     if scores:
         note = f"All held-out text, scored by eval after {plural(best, 'step')}. Lower is better."
-        return [score_table(scores), Paragraph(note, soft=True)]
+        return [score_table(scores), Paragraph(note, soft=True), *_reference_notes(scores)]
     evals = next(m["evals"] for m in facts.lines if m["step"] + 1 == best)
     sampled = {name: loss for name, loss in evals.items() if "/" not in name}
     references, problem = {}, ""
@@ -272,7 +239,7 @@ def _losses(facts: RunFacts, config: RunConfig) -> list[Block]:
         try:
             references = held_out_references(config, known, limit=REFERENCE_LIMIT)
         except (ValueError, OSError) as err:
-            problem = f"xz, gzip and unigram are missing: {one_line(error_message(err))}"
+            problem = f"compressors and unigram are missing: {one_line(error_message(err))}"
     more = f"{measure} scores all held-out text."
     if not references and facts.unit != "byte":  # the bytes of its tokens are not known
         nats = [[Cell(name), Cell(f"{loss:.3f}", loss)] for name, loss in sampled.items()]
@@ -289,35 +256,43 @@ def _losses(facts: RunFacts, config: RunConfig) -> list[Block]:
                 "bits_per_byte": sampled[name] / math.log(2) * ratio or math.nan,
             }
     note = f"Sampled at the best step, {best:,}; bits per byte, lower is better. {more}"
-    blocks: list[Block] = [score_table(rows), Paragraph(note, soft=True)]
+    blocks: list[Block] = [score_table(rows), Paragraph(note, soft=True), *_reference_notes(rows)]
     return [*blocks, Paragraph(problem, soft=True)] if problem else blocks
 
 
-def score_table(scores: dict[str, dict[str, float]]) -> Table:
+def score_table(scores: Scores) -> Table:
     """Return the scores of held-out sets, in bits per byte beside what needs no model."""
 
     def bits(value: float | None) -> Cell:
         return Cell("", None) if value is None or math.isnan(value) else Cell(f"{value:.3f}", value)
 
     columns = [Column("Held out", text=True), Column("bytes"), Column("nats", hint="per byte or token")]
-    columns += [Column(name, over="bits per byte") for name in ("model", *REFERENCES)]
+    compared = {name: reference_bits(score) for name, score in scores.items()}
+    titles = list(dict.fromkeys(title for found in compared.values() for title in found))
+    columns += [Column(name, over="bits per byte") for name in ("model", *titles)]
     rows = []
     for name, score in scores.items():
         size = score.get("bytes")
         cells = [Cell(name), Cell("") if size is None else count_cell(int(size)), bits(score.get("nats_per_token"))]
-        rows.append([*cells, *(bits(score.get(f"{key}_bits")) for key in ("model", *REFERENCES))])
-        rows[-1][3] = bits(score.get("bits_per_byte"))
+        cells += [bits(score.get("bits_per_byte")), *(bits(compared[name].get(title)) for title in titles)]
+        rows.append(cells)
     return Table(columns, rows)
+
+
+def _reference_notes(scores: Scores) -> list[Block]:
+    notes = [note for name, score in scores.items() for note in reference_notes(name, score)]
+    primed = [PRIMED] if any(score.get("baselines") for score in scores.values()) else []
+    return [Paragraph(text, soft=True) for text in (*primed, *notes)]
 
 
 # --- data --------------------------------------------------------------------------------------------
 
 
-def _data(facts: RunFacts) -> list[Block]:
-    return [*data_blocks(facts), *_skipped(facts)]
+def _data(facts: RunInfo) -> list[Block]:
+    return [*data_blocks(facts), *_skipped(facts), *_kept(facts)]
 
 
-def data_blocks(facts: RunFacts, *, paths: bool = True) -> list[Block]:
+def data_blocks(facts: RunInfo, *, paths: bool = True) -> list[Block]:
     """Return the sources with counts and licences; `paths`: and with the paths they were read from.
 
     Without paths it is for strangers, to whom the user's own text is the author's.
@@ -344,9 +319,11 @@ def data_blocks(facts: RunFacts, *, paths: bool = True) -> list[Block]:
     return blocks
 
 
-def _skipped(facts: RunFacts) -> list[Block]:
+def _skipped(facts: RunInfo) -> list[Block]:
     """Return how many files were not read, by reason. Their names are private, so they stay in skipped.json."""
     path = RunFolder(facts.path).skipped_path
+    if not path.exists():  # the notes were read when their cache was built
+        path = _folder_of_notes(facts) / path.name
     try:
         stored = parse_json(path.read_bytes())
         lines = []
@@ -361,13 +338,31 @@ def _skipped(facts: RunFacts) -> list[Block]:
         return [Paragraph("Skipped files: none recorded.", soft=True)]
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return [Paragraph(f"Skipped files: {path.name} cannot be read.", soft=True)]
-    return [*map(Paragraph, lines), Paragraph(f"{path.name} of the run has the names.", soft=True)]
+    return [*map(Paragraph, lines), Paragraph(f"{path.name} has the names.", soft=True)]
+
+
+def _kept(facts: RunInfo) -> list[Block]:
+    """Return how many notes it was trained on although they were removed before it was resumed, by reason."""
+    try:
+        kept = kept_notes(_folder_of_notes(facts))
+    except ValueError as err:
+        return [Paragraph(str(err), soft=True)]
+    counts = Counter(Skipped("", reason).kind for reason in kept.values())
+    reasons = ", ".join(f"{number:,} {reason}" for reason, number in counts.most_common())
+    return [Paragraph(f"Trained on although removed since (--allow-data-change): {reasons}.")] if kept else []
+
+
+def _folder_of_notes(facts: RunInfo) -> Path:
+    """The folder that records which notes were read: the run, or its caches."""
+    if facts.detail["task"] == "bytes":
+        return facts.path
+    return files.expand_home(load_config(facts.path / "config.yaml").data.token_cache)
 
 
 # --- samples -----------------------------------------------------------------------------------------
 
 
-def _samples(facts: RunFacts) -> list[Block]:
+def _samples(facts: RunInfo) -> list[Block]:
     """Return samples of steps that are evenly spread over the run, the last one open."""
     found = files.matching(RunFolder(facts.path).samples, "step_*.txt")
     if not found:
@@ -391,7 +386,7 @@ def _samples(facts: RunFacts) -> list[Block]:
 # --- speed -------------------------------------------------------------------------------------------
 
 
-def speed(facts: RunFacts) -> float | None:
+def speed(facts: RunInfo) -> float | None:
     """Return the median of tokens per second, without the first steps after each start."""
     starts = {session.step for session in facts.environment.sessions} if facts.environment else {0}
     settling = {start + i for start in starts for i in range(SETTLING_STEPS)}
@@ -400,7 +395,7 @@ def speed(facts: RunFacts) -> float | None:
     return statistics.median(settled or rates) if rates else None
 
 
-def training_time(facts: RunFacts) -> float | None:
+def training_time(facts: RunInfo) -> float | None:
     """Return the seconds of all sessions that have an end; None if they are not recorded."""
     sessions = facts.environment.sessions if facts.environment else []
     ends = [(s.started, s.ended) for s in sessions if s.ended]
@@ -409,10 +404,11 @@ def training_time(facts: RunFacts) -> float | None:
     )
 
 
-def _speed(facts: RunFacts, config: RunConfig) -> list[Block]:
+def _speed(facts: RunInfo, config: RunConfig) -> list[Block]:
     rate, seconds = speed(facts), training_time(facts)
-    machine = facts.environment.sessions[-1].machine if facts.environment and facts.environment.sessions else {}
-    processes = facts.environment.sessions[-1].processes if machine and facts.environment else None
+    last = facts.last_session
+    machine = last.machine if last else {}
+    processes = last.processes if last and machine else None
     rows = [
         ("Speed", NOT_RECORDED if rate is None else f"{short_number(rate)} {facts.unit}s per second (median)"),
         ("Batch", f"{config.train.B:,} rows of {config.model.T:,} {facts.unit}s"),
@@ -436,55 +432,79 @@ def _speed(facts: RunFacts, config: RunConfig) -> list[Block]:
 # --- memorization ------------------------------------------------------------------------------------
 
 
-def _memorization(facts: RunFacts, others: Sequence[Path]) -> list[Block]:
+def _memorization(facts: RunInfo, others: Sequence[Path]) -> list[Block]:
     """Return the results of the reports of `memorize` and `audit` in the run and in other folders, without texts."""
     pipeline = pipeline_of(facts.path)
     inside = [path for folder in (facts.path, pipeline) if folder for path in sorted(folder.iterdir()) if path.is_dir()]
     blocks: list[Block] = []
+    audited = False
     for folder in dict.fromkeys([*inside, *others]):
-        lines: list[str] = []
-        for name, summary in (("audit.json", _audit_lines), ("report.json", _report_lines)):
+        found: list[Block] = []
+        for name, summary in (("audit.json", _audit_blocks), ("report.json", _report_blocks)):
             path = folder / name
             if not path.is_file():
                 continue
             keep_private([path])
             try:
-                lines += summary(parse_json(path.read_bytes()), facts)
+                found += summary(parse_json(path.read_bytes()), facts)
+                audited = audited or (bool(found) and name == "audit.json")
             except (OSError, ValueError, LookupError, TypeError, AttributeError):
                 if folder in others or name == "audit.json":
-                    lines.append(f"{name} cannot be read.")
-        if lines:
-            blocks += [Paragraph(f"{files.display_path(folder)}:", soft=True), Lead(lines)]
+                    found.append(Lead([f"{name} cannot be read."]))
+        if found:
+            blocks += [Paragraph(f"{files.display_path(folder)}:", soft=True), *found]
+    if not audited:  # settings that do not count for an export
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            blocks += _audit_blocks(parse_json((facts.path / LAST_AUDIT).read_bytes()), facts)
     if blocks:
         return blocks
-    memorize, audit = command("memorize", facts.path), command("audit", facts.path, "--out", facts.path / "audit")
+    memorize, audit = (
+        command("research", "memorize", facts.path),
+        command("audit", facts.path, "--out", facts.path / "audit"),
+    )
     if facts.detail["state"] == "imported":
         audit = command("audit", facts.path, "--notes", "FOLDER", "--out", facts.path / "audit")
         return [Paragraph(f"Not measured. {audit} measures what it knows of notes that it was not trained on here.")]
     return [Paragraph(f"Not measured. {memorize} measures training documents, {audit} all notes.")]
 
 
-def _audit_lines(verdict: dict[str, Any], facts: RunFacts) -> list[str]:
+def _audit_blocks(verdict: dict[str, Any], facts: RunInfo) -> list[Block]:
+    """Return the verdict of an audit and its passages: where they come from, without their text."""
     if not _is_of(verdict["checkpoint"], facts):
         return []
     compared = verdict.get("base") and verdict["windows_over"]
     known = f" The base already knew {verdict['windows_known']:,} of them." if compared else ""
     so_far = " The audit was interrupted." if verdict.get("interrupted") else ""
-    return [
-        f"Audit after {plural(verdict['step'], 'step')}: {verdict['verdict']}. {_sentence(counts_text(verdict))}."
-        f"{known}{so_far}"
+    heading = f"Audit after {plural(verdict['step'], 'step')}: {_sentence(counts_text(verdict))}.{known}{so_far}"
+    blocks: list[Block] = [Lead([*verdict_lines(verdict), heading])]
+    limit = verdict["threshold"]
+    rows = [
+        [Cell(short(p["p"]), p["p"]), Cell(passage_origin(p, verdict["unit"]))]
+        for p in verdict.get("passages", ())
+        if p["p"] >= limit
     ]
+    if rows:
+        blocks.append(Table([Column("P(z)"), Column("Passage", text=True)], rows))
+    secrets = [
+        [Cell(f"{s['path']}:{s['line']}"), Cell(s["kind"]), Cell(short(s["p"]), s["p"])]
+        for s in verdict.get("secrets", ())
+        if s["recited"]
+    ]
+    if secrets:
+        blocks.append(Table([Column("Recited secret", text=True), Column("Kind", text=True), Column("P(z)")], secrets))
+    return blocks
 
 
-def _report_lines(report: dict[str, Any], facts: RunFacts) -> list[str]:
-    if not _is_of(report["checkpoint"], facts):
+def _report_blocks(report: dict[str, Any], facts: RunInfo) -> list[Block]:
+    """Return the headline of a report of `memorize`; that of an audit is in its audit.json."""
+    if "audit" in report or not _is_of(report["checkpoint"], facts):
         return []
     settings = report["settings"]
     measured = f"windows of {settings['window']} {report['unit']}s, {settings['prompt']} of them given"
-    return [f"Measured after {plural(report['step'], 'step')}: {measured}.", *headline(report)]
+    return [Lead([f"Measured after {plural(report['step'], 'step')}: {measured}.", *headline(report)])]
 
 
-def _is_of(checkpoint: str, facts: RunFacts) -> bool:
+def _is_of(checkpoint: str, facts: RunInfo) -> bool:
     """Whether a checkpoint is in a run: by the end of its path, since the folder may have moved."""
     return Path(checkpoint).parent.parent.name == facts.path.resolve().name
 
@@ -492,7 +512,7 @@ def _is_of(checkpoint: str, facts: RunFacts) -> bool:
 # --- config, commands, environment -------------------------------------------------------------------
 
 
-def _config(facts: RunFacts, config: RunConfig) -> list[Block]:
+def _config(facts: RunInfo, config: RunConfig) -> list[Block]:
     rows = [
         [Cell(key), Cell(value_text(new)), Cell(value_text(old))]
         for key, (old, new) in facts.detail["differences"].items()
@@ -503,21 +523,21 @@ def _config(facts: RunFacts, config: RunConfig) -> list[Block]:
     return [changed, Details("config.yaml, every key", [Text(dump_config(config, sections=sections))])]
 
 
-def reproduce_command(facts: RunFacts) -> str:
+def reproduce_command(facts: RunInfo) -> str:
     """Return what to type to train the run again, from its config.yaml, which has every value that was used."""
     again = facts.path.with_name(f"{facts.path.resolve().name}-again")
     words: list[str | Path] = ["train", "--config", facts.path / "config.yaml", "--run-dir", again]
-    sessions = facts.environment.sessions if facts.environment else []
-    machine = sessions[-1].machine if sessions else {}
+    last = facts.last_session
+    machine = last.machine if last else {}
     words += ["--device", str(machine["device"])] if "device" in machine else []
-    if sessions and sessions[-1].processes > 1:
-        ranks = f"torchrun --nproc-per-node {sessions[-1].processes} -m niels_gpt"
+    if last and last.processes > 1:
+        ranks = f"torchrun --nproc-per-node {last.processes} -m niels_gpt"
         return " ".join([ranks, *(shlex.quote(str(word)) for word in words)])
     words += ["--threads", str(machine["threads"])] if machine.get("device") == "cpu" else []
     return command(*words)
 
 
-def _reproduce(facts: RunFacts) -> list[Block]:
+def _reproduce(facts: RunInfo) -> list[Block]:
     blocks: list[Block] = [Text(reproduce_command(facts))]
     note = (
         "The config has every value, so this command repeats all steps, also those of a run that was extended. On a "
@@ -546,7 +566,7 @@ VERSIONS = {"niels_gpt": "niels-gpt", "python": "Python", "system": "System", "t
 """Keys of `machine_facts` and their names in a report."""
 
 
-def _environment(facts: RunFacts) -> list[Block]:
+def _environment(facts: RunInfo) -> list[Block]:
     if not facts.environment or not facts.environment.sessions:
         return [Paragraph(f"Versions: {NOT_RECORDED}.")]
     machines = [session.machine for session in facts.environment.sessions]
@@ -557,11 +577,11 @@ def _environment(facts: RunFacts) -> list[Block]:
     return [Facts(rows)]
 
 
-def final_metrics(facts: RunFacts) -> dict[str, str]:
+def final_metrics(facts: RunInfo) -> dict[str, str]:
     """Return the results of a run by name, for a comparison."""
     detail, rate, seconds = facts.detail, speed(facts), training_time(facts)
     found = {
-        "state": facts.state,
+        "state": facts.outcome,
         "task": detail["task"] or "",
         "parameters": f"{detail['parameters']:,}",
         "steps": "" if detail["steps"] is None else f"{detail['steps']:,} of {detail['total_steps']:,}",

@@ -9,16 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from niels_gpt.report.html import LEVELS, heat_levels, level_runs
-from niels_gpt.report.memorization_page import headline
-from niels_gpt.report.numbers import percent
-from niels_gpt.runs.catalog import pipeline_of
+from niels_gpt.report.document import HeatKey, heat_bar, heat_spans
+from niels_gpt.report.memorization_report import headline
+from niels_gpt.runs.pipeline import pipeline_of
 from niels_gpt.system.checked_json import parse_checked_json
 from niels_gpt.system.private_files import keep_private
 
 REPORT = "report.json"
-BINS = 240
-"""Most levels of the bar that shows a whole document."""
 LARGEST = 512 * 2**20
 """Reports of more bytes are not read."""
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
@@ -30,7 +27,7 @@ class ReportError(ValueError):
 
 def level_names() -> list[str]:
     """The meaning of the levels 0, 1, ... of a strip."""
-    return [f"below {percent(LEVELS[0])}", *(f"{percent(p)} or more" for p in LEVELS)]
+    return list(HeatKey().names)
 
 
 def find_reports(run: Path) -> dict[str, Path]:
@@ -84,23 +81,14 @@ class StoredReport:
     def spans(self, strip: int, *, start: int, most: int) -> list[tuple[str, int, float, float]]:
         """Return (text, level, lowest and highest P(z)) of at most `most` characters of a strip from `start` on."""
         text, p = self._strips[strip]
-        text, p = text[start : start + most], p[start : start + most]
-        known = np.nan_to_num(p)
-        return [
-            (text[a:b], level, float(known[a:b].min()), float(known[a:b].max()))
-            for a, b, level in level_runs(heat_levels(p))
-        ]
+        return list(heat_spans(text[start : start + most], np.nan_to_num(p[start : start + most])))
 
 
 def _bar(text: str, p: np.ndarray) -> list[int]:
-    """Return the highest level in each of at most BINS parts of a document."""
+    """Return the highest level in each of the parts of a document."""
     if len(text) != len(p):
         raise ValueError("a strip needs one probability per character")
-    if not len(p):
-        return []
-    bins = min(BINS, len(p))
-    highest = np.maximum.reduceat(heat_levels(p), np.arange(bins) * len(p) // bins)
-    return [int(level) for level in highest]
+    return [int(level) for level in heat_bar(p)]
 
 
 def _summary(path: Path, report: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.model.lora import adapter_state, base_state, has_adapters, is_adapter, merged_state
 from niels_gpt.model.sizes import weight_shapes
 from niels_gpt.runs.checkpoint_errors import CheckpointError, invalid_entry
-from niels_gpt.system import files, memory
+from niels_gpt.system import files, memory, threads
 from niels_gpt.system.private_files import keep_private
 
 BASE = "base.pt"
@@ -277,6 +277,7 @@ def build_model(config: dict[str, Any], state: dict[str, Any], *, where: str) ->
     """
     parsed = model_config(config, where=where)
     _compare(weight_shapes(parsed), state, where=where)
+    threads.prepare_torch()
     try:
         # No weight depends on T. Check that its RoPE tables could be allocated; untouched memory costs nothing.
         torch.empty(2, parsed.T, parsed.D, dtype=torch.float64)
@@ -293,9 +294,12 @@ def build_model(config: dict[str, Any], state: dict[str, Any], *, where: str) ->
 
 def model_config(config: dict[str, Any], *, where: str) -> ModelConfig:
     """The ModelConfig of a checkpoint. Raises CheckpointError if it is invalid."""
+    for name, value in config.items():
+        if isinstance(value, torch.Tensor):
+            raise CheckpointError(f"{where} has an invalid model config: model.{name} is a tensor, not a number")
     try:
         return ModelConfig.of(config)
-    except (ValueError, TypeError, RuntimeError) as err:  # RuntimeError: a tensor where a number is expected
+    except (ValueError, TypeError) as err:
         raise CheckpointError(f"{where} has an invalid model config: {err}") from err
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_gpt.config import ModelConfig, RunConfig
+from niels_gpt.data import note_record
 from niels_gpt.data.note_selection import SelectedNotes, write_skipped
 from niels_gpt.runs import environment, source
 from niels_gpt.runs.metrics import encode_line, read_metrics, warn_of_damage
@@ -42,6 +43,7 @@ class RunFolder:
         self.tokenizer_path = self.path / "tokenizer.model"
         self.foreign_tokenizer = self.path / "tokenizer"
         self.skipped_path = self.path / "skipped.json"
+        self.notes_path = self.path / note_record.FILE
         self.environment_path = self.path / environment.FILE
         self.source_path = self.path / source.FILE
         self.base_source_path = self.path / source.BASE_FILE
@@ -142,7 +144,7 @@ class RunFolder:
     def release(self) -> None:
         """Delete the files of a run that did no step, so that the folder can be used again."""
         config = (self.config_path, copy_path(self.config_path))
-        files_of_run = self.tokenizer_path, self.metrics_path, self.skipped_path, self.environment_path
+        files_of_run = self.tokenizer_path, self.metrics_path, self.skipped_path, self.environment_path, self.notes_path
         base = self.base_source_path, self.base, self.base.with_name("config.json")
         for path in (*config, *files_of_run, *base):
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Find runs, and load their models with the tokenizers.
+"""Find runs, also those that a run continues, and load their models with the tokenizers.
 
 Importing this module does not import torch: a wrong path is reported before that.
 """
@@ -16,8 +16,10 @@ import numpy as np
 
 from niels_gpt.cache.writing.encoding import normalize_line_ends
 from niels_gpt.config import RunConfig
+from niels_gpt.config.public_model import folder_or_id, is_public
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.pipeline import PipelineFolder
+from niels_gpt.system import files
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, ForeignTokenizer, fits, has_tokenizer, load_tokenizer
 
@@ -107,9 +109,12 @@ def list_runs(root: Path = RUNS) -> list[RunFolder]:
     return sorted(runs, key=lambda run: run.config_path.stat().st_mtime_ns, reverse=True)
 
 
-def find_newest() -> Path:
-    """The path of the newest run in runs/, or of the pipeline that it is a phase of. Raises ValueError for none."""
-    newest = next(iter(list_runs()), None)
+def find_newest(*, imported: bool = True) -> Path:
+    """The path of the newest run in runs/, or of the pipeline that it is a phase of. Raises ValueError for none.
+
+    imported: whether it may be an imported model.
+    """
+    newest = next((run for run in list_runs() if imported or not run.imported), None)
     if newest is None:
         train = f"{command('notes', 'FOLDER')}, or {command('demo')}"
         raise ValueError(f"no run in {RUNS}/: train one first ({train}), or name one (RUN)")
@@ -117,13 +122,13 @@ def find_newest() -> Path:
     return pipeline.path if pipeline.exists else newest.path
 
 
-def find_run(path: Path | None) -> RunFolder:
-    """The run at a path, or the newest run in runs/; of a pipeline, its last phase with a checkpoint.
+def find_run(path: Path | None, *, imported: bool = True) -> RunFolder:
+    """The run at a path, or the newest one (see `find_newest`); of a pipeline, its last phase with a checkpoint.
 
     Raises ValueError if there is none.
     """
     if path is None:
-        path = find_newest()
+        path = find_newest(imported=imported)
         pipeline = PipelineFolder(path)
         return pipeline.current if pipeline.exists else RunFolder(path)
     run, pipeline = RunFolder(path), PipelineFolder(path)
@@ -265,3 +270,38 @@ def check_unchanged(fingerprint: Mapping[str, str], trained_on: Mapping[str, str
     changed = [name for name, sha in fingerprint.items() if trained_on.get(name, sha) != sha]
     if changed:
         raise ValueError(f"the data of {where} has changed since it was trained: {', '.join(changed)}; restore it")
+
+
+class PastRun(NamedTuple):
+    """A run, and what its weights started from."""
+
+    run: RunFolder
+    config: RunConfig
+
+    @property
+    def start(self) -> Path | None:
+        """The checkpoint that it started from, or the path of a public model; None: random weights."""
+        return files.expand_home(folder_or_id(self.config.init_from)) if self.config.init_from else None
+
+    @property
+    def from_public(self) -> bool:
+        """Whether it started from a public model that is not imported: `init_from: hf:...`."""
+        return is_public(self.config.init_from)
+
+    @property
+    def earlier(self) -> RunFolder | None:
+        """The folder of the run whose checkpoint it started from, which may be gone; None: it started from no run."""
+        return None if self.start is None or self.from_public else RunFolder(self.start.parent.parent)
+
+
+def history(run: RunFolder | None) -> Iterator[PastRun]:
+    """Yield a run, then the run that its weights came from, and so on; ends where a folder is no run.
+
+    A config.yaml that was edited can name a run twice: its second occurrence ends the history.
+    """
+    seen = set[Path]()
+    while run is not None and run.exists and (path := run.path.resolve()) not in seen:
+        seen.add(path)
+        past = PastRun(run, run.read_config())
+        yield past
+        run = past.earlier

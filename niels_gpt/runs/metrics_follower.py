@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from niels_gpt.runs.metrics import parse_line
-from niels_gpt.runs.validation import headline_evals
+from niels_gpt.runs.metrics import headline_evals, parse_line
 
 MOST_POINTS = 1500
 """Most points of a curve. Longer runs are averaged over 2, 4, 8, ... steps."""

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.report.charts import Bar, Series, _round_up, _spaced_labels, bar_chart, chart_key, line_chart
+from niels_gpt.report.charts import Bar, BarChart, Chart, Series, _round_up, _spaced_labels
+from niels_gpt.report.document import html_block
 from tests.report.pages import Page
 
 
@@ -20,8 +21,7 @@ def path_of(html, color="c0"):
 
 
 def chart(x, y, **options):
-    options = {"x_label": "x", "y_label": "y"} | options
-    return line_chart([Series("s", x, y)], **options)
+    return html_block(Chart("t", "y", [Series("s", x, y)], x_label="x", **options))
 
 
 def slope_of(pixels, values):
@@ -69,6 +69,28 @@ def test_any_range_stays_inside_the_chart(level, share):
         assert all(0 <= a <= 480 and 20 <= b <= 235 for a, b in path_of(html))
 
 
+def test_a_line_over_another_is_dashed():
+    """So that both colors are seen, in the legend too; of a line that only crosses another, nothing changes."""
+    steps = list(range(1, 21))
+    falling = [5 - step / 10 for step in steps]
+    lines = {
+        "c0": (steps, falling, "a"),
+        "c1": (steps, [5.5 - step / 10 if step < 9 else 5 - step / 10 for step in steps], "mostly over a"),
+        "c2": (steps[1::2], falling[1::2], "at other steps"),
+        "c3": (steps, falling[::-1], "crosses"),
+        "c4": (steps, [5.5 - step / 10 if step < 13 else 5 - step / 10 for step in steps], "less than half"),
+        "c5": (steps, falling, ""),
+        "c6": ([], [], "empty"),
+    }
+    series = [Series(name, x, y, color=name, label=label) for name, (x, y, label) in lines.items()]
+    page = Page(html_block(Chart("", "y", series)))
+    for tags in ("g", "span"):
+        styles = dict(
+            attributes["class"].partition(" ")[::2] for attributes, _ in page.all(tags) if "class" in attributes
+        )
+        assert {color for color, style in styles.items() if style == "dash"} == {"c1", "c2"}
+
+
 def test_gaps_and_single_points():
     html = chart([0, 1, 2, 3, 4], [1, 2, math.nan, 4, 5])
     assert len(path_of(html)) == 4
@@ -76,7 +98,7 @@ def test_gaps_and_single_points():
     Page(chart([5], [3]))
     Page(chart([], []))
     Page(chart([1, 2], [0, 0], y_scale="log"))
-    Page(line_chart([], x_label="x", y_label="y"))
+    Page(html_block(Chart("", "y", [])))
 
 
 def test_axis_labels_do_not_overlap():
@@ -89,7 +111,8 @@ def test_axis_labels_do_not_overlap():
 
 def test_bars():
     bars = [Bar("one <b>", 1.0, "100%", "c0"), Bar("two", 1e-6, "tiny", "ctl"), Bar("three", 1e-40, "x", "c1")]
-    found = Page(bar_chart([*bars, Bar("four", math.nan, "-", "c2")], title="T & t", low=1e-12, high=1, scale="log"))
+    bars = [*bars, Bar("four", math.nan, "-", "c2")]
+    found = Page(html_block(BarChart("T & t", bars, low=1e-12, high=1, scale="log")))
     assert [(float(a["x"]), float(a["y"]), float(a["width"]), float(a["height"])) for a, _ in found.all("rect")] == [
         (230, 3, 570, 15),
         (230, 25, 285, 15),
@@ -107,10 +130,10 @@ def test_bars():
 def test_geometry_of_a_line_chart():
     """The plot area is 24 below the top, 38 above the bottom, 14 from the right, and begins after the labels."""
     series = [Series("a <&>", [0, 10], [0, 100], label="A", dots=True), Series("b", [5], [50], line=False, dots=True)]
-    html = line_chart(series, x_label="xs", y_label="ys", title="t", y_low=0, size=(400, 200))
+    html = html_block(Chart("t", "ys", series, x_label="xs", y_low=0, size=(400, 200)))
     page, left, right = Page(html), 12 + 7 * len("100"), 400 - 14
     assert [a["viewbox"] for a, _ in page.all("svg")] == ["0 0 400 200"]
-    assert page.all("svg")[0][0]["aria-label"] == "t: ys by xs"
+    assert page.all("svg")[0][0]["aria-label"] == "t: ys by xs; A from 0 to 100"
     assert path_of(html) == [(left, 162.0), (right, 24.0)]
     dots = [(float(a["cx"]), float(a["cy"])) for a, _ in page.all("circle")]
     assert dots == [(left, 162.0), (right, 24.0), ((left + right) / 2, 93.0)]
@@ -120,7 +143,7 @@ def test_geometry_of_a_line_chart():
     assert at["0"] == (str(left - 6), "166.0") and at["0.0"] == (f"{left}.0", "179")
     assert at["100"] == (str(left - 6), "28.0") and at["xs"] == (str(right), "196")
     assert page.texts("div", "key") == ["A"] and page.texts("figcaption") == ["t"]
-    assert "key" not in line_chart(series, x_label="x", y_label="y", key=False)
+    assert "key" not in html_block(Chart("", "y", series, key=False))
 
 
 def test_labels_near_the_edges():
@@ -142,7 +165,6 @@ def test_steps_between_ticks_are_rounded_up(step, rounded):
 
 
 def test_series_without_labels_have_no_legend():
-    assert chart_key([Series("a", [], [])]) == ""
-    assert Page(chart_key([Series("a", [], [], label="<x>", style="dash")])).all("span") == [
-        ({"class": "c0 dash"}, "<x>")
-    ]
+    assert not Page(chart([], [])).all("div")
+    page = Page(html_block(Chart("", "y", [Series("a", [], [], label="<x>", style="dash")])))
+    assert page.all("span") == [({"class": "c0 dash"}, "<x>")]

@@ -118,10 +118,10 @@ def test_panels_of_the_png(tmp_path, figure):
     coverage_png(documents, tmp_path / "c.png", title="T", examples=9, frames=3)
     panels = [axes for axes in figure[0].axes if axes.get_visible()]
     assert [axes.get_title() for axes in panels] == [r"a \$x\$", "b"]
-    assert {axes.get_ylim() for axes in panels} == {(0, 5 * 1.08)}, "from 0, one scale"
-    seen, supervised = (stairs.get_data() for stairs in panels[1].patches)
-    assert seen.values.tolist() == [0, 1, 2, 3] and seen.edges.tolist() == [0, 1, 2, 3, 4]
-    assert supervised.values.tolist() == [0, 0, 1, 2]
+    assert {axes.get_ylim() for axes in panels} == {(0, 6)}, "from 0, one scale"
+    supervised, seen = panels[1].get_lines()
+    assert seen.get_xydata().tolist() == [[0, 0], [1, 0], [1, 1], [2, 1], [2, 2], [3, 2], [3, 3], [4, 3]]
+    assert supervised.get_ydata().tolist() == [0, 0, 0, 0, 1, 1, 2, 2]
     assert "9 examples in 3 frames" in figure[0].get_suptitle()
     assert (tmp_path / "c.png").read_bytes() == b"picture"
 

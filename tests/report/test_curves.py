@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.report.curves import plot_losses, smooth
+from niels_gpt.report.curves import plot_comparison, plot_losses, smooth
 from niels_gpt.runs.folder import RunFolder
+from niels_gpt.runs.info import RunInfo
+from tests.runs.test_catalog import P_VAL, make_run
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ def test_lines_of_the_plot(run, monkeypatch):
     write_metrics(run, lines)
     plot_losses(run)
     assert drawn.pop("title") == "my run"
-    assert drawn.pop("limits")[1] > 5.0
+    assert drawn.pop("limits")[1] >= 5.0
     assert drawn.pop("train, each step") == [[s, 5.0 - s] for s in range(4)]
     assert [x for x, _ in drawn.pop("train, smoothed")] == [0, 1, 2, 3]
     assert drawn == {"val_wiki": [[1, 4.5], [3, 2.5]], "val_roam": [[3, 2.0]]}
@@ -90,10 +92,38 @@ def test_the_first_losses_of_a_long_run_are_cut_off(run, monkeypatch, steps, eva
     write_metrics(run, lines)
     plot_losses(run)
     if steps < 100:
-        assert limits[1] > 5
+        assert limits[1] >= 5
     else:
-        low, high = lines[-1]["loss"], evals.get("val_wiki", lines[2]["loss"])
-        assert limits == pytest.approx([low - 0.05 * (high - low), high + 0.05 * (high - low)])
+        assert limits == pytest.approx([1, 1.8 if evals else 1.6])
+
+
+@pytest.mark.parametrize("steps", [49, 50])
+def test_a_comparison_cuts_off_the_first_losses_of_long_runs(tmp_path, monkeypatch, steps):
+    """Of 100 steps in all; the first twentieth of each run may be cut off, its validation is always shown."""
+    from matplotlib.figure import Figure
+
+    drawn = {}
+
+    def collect(self, file, **options):
+        axes = self.axes[0]
+        drawn.update(
+            {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}, limits=axes.get_ylim()
+        )
+
+    monkeypatch.setattr(Figure, "savefig", collect)
+    runs = {}
+    for name, least in (("one", 1.0), ("two", 2.0)):
+        folder = make_run(tmp_path / name, P_VAL)
+        lines = [{"step": s, "loss": least + 4 * math.exp(-s)} for s in range(steps)]
+        lines[20]["evals"] = {"val_roam": least - 0.5, "val_chat": least - 0.5}
+        write_metrics(RunFolder(folder), lines)
+        runs[name] = RunInfo(folder)
+    plot_comparison(runs, tmp_path / "out.png")
+    assert [drawn[name] for name in runs] == [[[21, pytest.approx(0.5)]], [[21, pytest.approx(1.5)]]]
+    if steps < 50:
+        assert drawn["limits"][1] >= 6
+    else:
+        assert drawn["limits"] == pytest.approx((0, 3))
 
 
 def test_a_constant_loss(run, recwarn):

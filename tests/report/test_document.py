@@ -5,10 +5,11 @@ import re
 
 import pytest
 
-from niels_gpt.report.charts import Series
+from niels_gpt.report.charts import Chart, Series
 from niels_gpt.report.document import (
-    Chart,
+    Cell,
     Charts,
+    Column,
     Details,
     Document,
     Facts,
@@ -20,7 +21,6 @@ from niels_gpt.report.document import (
     html_page,
     markdown,
 )
-from niels_gpt.report.html import Cell, Column
 from tests.report.pages import read
 
 EVIL = "<script>alert(1)</script> [x](javascript:1) | `code` *b* \x1b[31m"

@@ -8,17 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.report.html import (
+from niels_gpt.report.document import (
+    BAR_BINS,
     LEVELS,
     Cell,
     Column,
+    Details,
+    Document,
     Group,
+    HeatKey,
+    HeatText,
+    Section,
+    Table,
     escape,
-    heat_bar,
-    heat_key,
-    heat_spans,
-    render,
-    table,
+    heat_html,
+    html_block,
+    html_page,
 )
 from tests.report.pages import Page, read
 
@@ -53,7 +58,7 @@ def test_spans_join_to_the_text_with_the_color_of_each_character(text, data):
     p = data.draw(
         st.lists(st.sampled_from([0.0, 5e-5, *LEVELS, 0.3, 0.99, 1.0, None]), min_size=len(text), max_size=len(text))
     )
-    spans = Page(heat_spans(text, p)).all("span")
+    spans = Page(heat_html(text, p)).all("span")
     assert "".join(inside for _, inside in spans) == text
     levels = [int(a["class"].removeprefix("h")) for a, inside in spans for _ in inside]
     assert levels == [sum((x or 0) >= limit for limit in LEVELS) for x in p]
@@ -61,34 +66,36 @@ def test_spans_join_to_the_text_with_the_color_of_each_character(text, data):
 
 
 def test_hover_shows_the_range_of_probabilities():
-    html = heat_spans("abcdef", [0.5, 0.89, 0.6, 1e-6, 1e-6, None])
+    html = heat_html("abcdef", [0.5, 0.89, 0.6, 1e-6, 1e-6, None])
     assert [a["title"] for a, _ in Page(html).all("span")] == ["50% to 89%", "1.0·10⁻⁴%"]
-    assert [a["title"] for a, _ in Page(heat_spans("ab", [None, math.nan])).all("span")] == ["-"]
-    assert heat_spans("", []) == ""
+    unknown = Page(html_block(HeatText("ab", [None, math.nan], "prompt")))
+    assert [a.get("title") for a, _ in unknown.all("span")] == [None, "-"]
+    assert heat_html("", []) == ""
 
 
 def test_a_strip_needs_one_probability_per_character():
     with pytest.raises(ValueError, match=r"3 .*2 "):
-        heat_spans("abc", [0.1, 0.2])
+        html_block(HeatText("abc", [0.1, 0.2]))
 
 
 @settings(max_examples=30)
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=700), st.integers(1, 300))
-def test_the_strip_shows_the_highest_level_of_each_bin(p, bins):
-    rects = Page(heat_bar(p, bins=bins)).all("rect")
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=700))
+def test_the_strip_shows_the_highest_level_of_each_bin(p):
+    html = html_block(Details("d", [], bar=p))
+    rects = Page(html).all("rect")
     drawn = [int(a["class"][1:]) for a, _ in rects for _ in range(int(a["width"]))]
-    number = min(bins, len(p))
+    number = min(BAR_BINS, len(p))
     wanted = []
     for i in range(number):
         piece = p[i * len(p) // number : (i + 1) * len(p) // number]
         wanted.append(sum(max(piece) >= limit for limit in LEVELS))
-    assert drawn == wanted
-    assert heat_bar([]) == ""
+    assert drawn == wanted and f'viewBox="0 0 {number} 1"' in html
+    assert "svg" not in html_block(Details("d", []))
     assert [int(a["x"]) for a, _ in rects] == [sum(int(b["width"]) for b, _ in rects[:i]) for i in range(len(rects))]
 
 
 def test_the_legend_names_every_color():
-    assert Page(heat_key()).texts("span") == [
+    assert Page(html_block(HeatKey())).texts("span") == [
         "below 0.01%",
         *(f"{share} or more" for share in ("0.01%", "1%", "10%", "50%", "90%")),
     ]
@@ -107,7 +114,7 @@ def contrast(one, other):
 
 
 def test_colors_have_contrast_in_both_themes():
-    [style] = Page(render("page.html", title="t")).texts("style")
+    [style] = Page(html_page(Document("t", "", []))).texts("style")
     themes = [
         {name: value + value[1:] * (len(value) == 4) for name, value in re.findall(r"--(\w+):(#[0-9a-f]+)", block)}
         for block in re.findall(r":root\{(.*?)\}", style, re.DOTALL)
@@ -132,7 +139,7 @@ def test_a_table():
         [Cell("a&b", small="<i>"), Cell("1,000", 1000), Cell("-")],
         [Cell("all"), Cell("2", 2), Cell("x", math.nan)],
     ]
-    found = Page(table(columns, [Group(rows, "G <1>", total=rows[0]), Group(rows)]))
+    found = Page(html_block(Table(columns, groups=[Group(rows, "G <1>", total=rows[0]), Group(rows)])))
     assert [text for _, text in found.all("button")] == ["<name>", "n", "p"]
     assert [(a["colspan"], text) for a, text in found.all("th") if "colspan" in a] == [("1", ""), ("2", "group")]
     assert [a["title"] for a, _ in found.all("th") if "title" in a] == ["how & why"]
@@ -145,19 +152,19 @@ def test_a_table():
 
 def test_headings_over_columns_are_merged():
     columns = [Column("a"), Column("b", over="x"), Column("c", over="x"), Column("d", over="y"), Column("e")]
-    spans = [(int(a["colspan"]), text) for a, text in Page(table(columns, [])).all("th") if "colspan" in a]
+    spans = [(int(a["colspan"]), text) for a, text in Page(html_block(Table(columns))).all("th") if "colspan" in a]
     assert spans == [(1, ""), (2, "x"), (1, "y"), (1, "")]
-    assert "over" not in table([Column("a"), Column("b")], [])
+    assert "over" not in html_block(Table([Column("a"), Column("b")]))
 
 
 def test_rows_must_fit_the_columns():
     for group in (Group([[Cell("1")]]), Group([], total=[Cell("1")])):
         with pytest.raises(ValueError, match=r"1 .*2 "):
-            table([Column("a"), Column("b")], [group])
+            Table([Column("a"), Column("b")], groups=[group])
 
 
 def test_pages_are_self_contained():
-    page = read(render("page.html", title="T <&>"))
+    page = read(html_page(Document("T <&>", "", [Section("", [])])))
     assert page.texts("title") == ["T <&>"]
     assert "default-src 'none'" in page.all("meta")[1][0]["content"]
     [style], [script] = page.texts("style"), page.texts("script")

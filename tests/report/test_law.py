@@ -99,18 +99,3 @@ def test_signs_of_the_terms():
         "R² unknown, 1 point",
     ]
     assert lines[5].startswith("1 fitted") and len(lines) == 6  # P(z) = 1 is not above 1
-
-
-def test_ticks_of_few_epochs(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    labels = []
-    monkeypatch.setattr(
-        Figure,
-        "savefig",
-        lambda self, file, **options: labels.append([t.get_text() for t in self.axes[0].get_xticklabels()]),
-    )
-    for number in (10, 11):
-        data = points(1, -1, 0, [(e, 10) for e in range(1, number + 1)])
-        law_png(data, fit_law(data), tmp_path / "law.png", title="T")
-    assert labels[0] == [str(e) for e in range(1, 11)] and labels[1] != [str(e) for e in range(1, 12)]

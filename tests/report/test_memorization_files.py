@@ -10,8 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niels_gpt.report.memorization_files import write_documents_csv, write_report, write_windows_csv
-from niels_gpt.report.memorization_page import memorization_page
+from niels_gpt.report.memorization_report import (
+    memorization_page,
+    write_documents_csv,
+    write_report,
+    write_windows_csv,
+)
 from tests.memorization.models import full_report, measured, measurement
 
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from niels_gpt.report import memorization_page as page_module
-from niels_gpt.report.memorization_page import memorization_page
+from niels_gpt.report import memorization_report as page_module
+from niels_gpt.report.memorization_report import memorization_page
 from tests.report.pages import read
 
 NASTY = "<script>alert('x')</script> & \"q\" </div><!-- https://example.org/?a=1&b=2 -->"

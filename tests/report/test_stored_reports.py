@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from niels_gpt.report.html import LEVELS
-from niels_gpt.report.memorization_page import headline
-from niels_gpt.report.stored_reports import BINS, ReportError, StoredReport, find_reports, level_names
+from niels_gpt.report.document import BAR_BINS, LEVELS
+from niels_gpt.report.memorization_report import headline
+from niels_gpt.report.stored_reports import ReportError, StoredReport, find_reports, level_names
 from niels_gpt.system import files
 from tests.report.test_memorization_page import make_report
 
@@ -74,7 +74,7 @@ def test_spans_join_to_the_text_and_have_the_levels_of_its_characters(tmp_path):
     assert joined == text
     assert levels == [sum(value >= least for least in LEVELS) for value in p]
     about = stored.summary["strips"][0]
-    edges = [i * 2000 // BINS for i in range(BINS)] + [2000]
+    edges = [i * 2000 // BAR_BINS for i in range(BAR_BINS)] + [2000]
     assert about["bar"] == [max(levels[a:b]) for a, b in itertools.pairwise(edges)]
     assert about["characters"] == 2000 and stored.strips == 1
     assert stored.spans(0, start=5000, most=700) == []

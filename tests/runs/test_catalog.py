@@ -14,7 +14,9 @@ import pytest
 from niels_gpt.config.yaml_file import dump_config, load_config
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs import catalog
-from niels_gpt.runs.describe import config_table, describe, unique_names, without_own_paths
+from niels_gpt.runs.catalog import config_table, without_own_paths
+from niels_gpt.runs.info import RunInfo, disk_usage, store_scores
+from niels_gpt.runs.pipeline import PHASES
 from niels_gpt.system import files
 from niels_gpt.system.program import command
 from tests.faults import flipped
@@ -40,7 +42,7 @@ def test_a_run_of_bytes(tmp_path):
     evals = [(0, {"val_roam": 4.0, "val_chat": 2.0}), (1, {"val_roam": 2.0, "val_chat": 1.0}), (2, {"val_roam": 9.0})]
     run = make_run(tmp_path / "a", P_VAL, evals=evals, checkpoints=["best.pt"])
     os.link(run / "checkpoints/best.pt", run / "checkpoints/latest.pt")
-    summary = catalog.summarize(run)
+    summary = RunInfo(run)
     config = load_config(run / "config.yaml")
     assert (summary.task, summary.steps, summary.total_steps, summary.state) == ("bytes", 3, 10, "stopped")
     assert summary.parameters == GPT(config.model).num_parameters()
@@ -63,16 +65,16 @@ def test_the_base_of_a_pipeline_is_not_one_of_its_phases(tmp_path):
 def test_bits_per_byte_of_tokens_come_from_a_stored_evaluation_of_that_checkpoint(tmp_path, task, name):
     shares = "train.p_train={a: 0.5, b: 0.5}"
     run = make_run(tmp_path / "a", f"task={task}", shares, evals=[(1, {name: 3.0}), (2, {name: 4.0})])
-    assert (catalog.summarize(run).best_loss, catalog.summarize(run).bits_per_byte) == (3.0, None)
+    assert (RunInfo(run).best_loss, RunInfo(run).bits_per_byte) == (3.0, None)
     scores = {"val_a": {"bits_per_byte": 1.0}, "val_b": {"bits_per_byte": 2.0}}
-    catalog.store_scores(run, {"step": 2, "scores": scores, "checkpoint": "/home/me/x.pt"})
-    assert catalog.summarize(run).bits_per_byte == pytest.approx(1.5)
+    store_scores(run, {"step": 2, "scores": scores, "checkpoint": "/home/me/x.pt"})
+    assert RunInfo(run).bits_per_byte == pytest.approx(1.5)
     assert "/home/me" not in (run / "eval.json").read_text(encoding="utf-8")
     for damaged in flipped((run / "eval.json").read_bytes()):
         (run / "eval.json").write_bytes(damaged)
-        assert catalog.summarize(run).bits_per_byte in (1.5, None)
-    catalog.store_scores(run, {"step": 1, "scores": scores})  # of an older best checkpoint
-    assert catalog.summarize(run).bits_per_byte is None
+        assert RunInfo(run).bits_per_byte in (1.5, None)
+    store_scores(run, {"step": 1, "scores": scores})  # of an older best checkpoint
+    assert RunInfo(run).bits_per_byte is None
 
 
 def test_all_runs_of_a_folder_newest_first(tmp_path):
@@ -83,11 +85,11 @@ def test_all_runs_of_a_folder_newest_first(tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "law.png").write_bytes(b"")
     (tmp_path / "link").symlink_to(tmp_path / "old")
-    found = catalog.summarize_all(tmp_path)
+    found = catalog.newest_first(tmp_path)
     assert [run.name for run in found] == ["study/a-1", "pipe/sft", "pipe/pretrain", "old"]
     assert {run.state for run in found} == {"finished"}
     assert [path.name for path in catalog.resolve_runs("pipe", tmp_path)] == ["pretrain", "sft"]
-    assert catalog.summarize_all(tmp_path / "none") == []
+    assert catalog.newest_first(tmp_path / "none") == []
 
 
 @pytest.mark.parametrize(
@@ -106,16 +108,16 @@ def test_all_runs_of_a_folder_newest_first(tmp_path):
 def test_a_damaged_run_is_listed_as_damaged(tmp_path, damage):
     make_run(tmp_path / "good")
     damage(make_run(tmp_path / "bad", checkpoints=["best.pt"]))
-    states = {run.name: run.state for run in catalog.summarize_all(tmp_path)}
+    states = {run.name: run.state for run in catalog.newest_first(tmp_path)}
     assert states == {"good": "stopped", "bad": "damaged"}
-    assert describe(tmp_path / "bad")["problem"]
+    assert RunInfo(tmp_path / "bad").detail["problem"]
 
 
 def test_truncated_metrics_are_read_as_far_as_possible(tmp_path):
     run = make_run(tmp_path / "a", P_VAL, evals=[(1, {"val_roam": 1.0, "val_chat": 1.0})])
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 3, "loss": 1.0, "evals": {"val_ro')
-    summary = catalog.summarize(run)
+    summary = RunInfo(run)
     assert (summary.steps, summary.best_step, summary.state) == (3, 2, "stopped")
 
 
@@ -124,17 +126,18 @@ def test_a_hundred_runs_are_listed_without_torch(tmp_path):
     for i in range(1, 100):
         shutil.copytree(source, tmp_path / str(i))
     start = time.process_time()
-    assert len(catalog.summarize_all(tmp_path)) == 100
+    assert len([run.summary for run in catalog.newest_first(tmp_path)]) == 100
     assert time.process_time() - start < 5
-    code = "import sys, pathlib; from niels_gpt.runs.catalog import summarize_all\n"
-    code += f"assert len(summarize_all(pathlib.Path({str(tmp_path)!r}))) == 100; assert 'torch' not in sys.modules"
+    code = "import sys, pathlib; from niels_gpt.runs.catalog import newest_first\n"
+    code += f"assert all(run.summary for run in newest_first(pathlib.Path({str(tmp_path)!r})))"
+    code += "; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_details_of_a_run(tmp_path):
     evals = [(2, {"val_wiki": 2.0, "loss/x": 1.0})]
     run = make_run(tmp_path / "a", "data.roam=/my/notes", evals=evals, checkpoints=["best.pt", "step_00000003.pt"])
-    detail = describe(run)
+    detail = RunInfo(run).detail
     assert detail["differences"]["model.C"] == (256, 16)
     assert "train.base_lr" not in detail["differences"]
     assert any("/my/notes" in line for line in detail["data"])
@@ -146,15 +149,15 @@ def test_the_details_of_a_run(tmp_path):
 def test_checkpoints_that_are_the_same_file(tmp_path):
     run = make_run(tmp_path / "a", checkpoints=["best.pt", "step_00000002.pt"])
     os.link(run / "checkpoints/step_00000002.pt", run / "checkpoints/latest.pt")
-    assert describe(run)["same_files"] == {"step_00000002.pt": "latest.pt"}
+    assert RunInfo(run).detail["same_files"] == {"step_00000002.pt": "latest.pt"}
     (run / "checkpoints/latest.pt").unlink()
     (run / "checkpoints/step_00000003").mkdir()
     (run / "checkpoints/latest").symlink_to("step_00000003")  # a sharded checkpoint
-    assert describe(run)["same_files"] == {"step_00000003": "latest"}
+    assert RunInfo(run).detail["same_files"] == {"step_00000003": "latest"}
 
 
 def make_pipeline(path, *, sft_steps=10):
-    for phase in catalog.PHASES:
+    for phase in PHASES:
         steps, shares = (10, "{roam: 1.0}") if phase == "pretrain" else (sft_steps, "{primer: 1.0}")
         overrides = [f"task={phase}", f"train.p_train={shares}", f"data.token_cache={path}/cache"]
         make_run(path / phase, *overrides, steps=steps, checkpoints=["best.pt"])
@@ -165,32 +168,35 @@ def make_pipeline(path, *, sft_steps=10):
 def test_the_next_commands_name_the_run_and_are_quoted(tmp_path):
     run = make_run(tmp_path / "a b", steps=10, checkpoints=["best.pt"])
     more = command("train", run, "--resume", "--steps", "20")
-    assert describe(run)["next"] == [command("chat", run), command("eval", run), more]
+    assert RunInfo(run).detail["next"] == [command("chat", run), command("eval", run), more]
     assert "'" in more
     splice = make_run(tmp_path / "s", "task=splice", checkpoints=["best.pt"])
-    assert describe(splice)["next"] == [command("train", splice, "--resume"), command("memorize", splice)]
+    assert RunInfo(splice).detail["next"] == [
+        command("train", splice, "--resume"),
+        command("research", "memorize", splice),
+    ]
     alone = make_run(tmp_path / "p", "task=pretrain", 'output.sample_prompt="# "', steps=10, checkpoints=["best.pt"])
-    assert describe(alone)["next"][:2] == [command("generate", alone, "# "), command("eval", alone)]
+    assert RunInfo(alone).detail["next"][:2] == [command("generate", alone, "# "), command("eval", alone)]
 
 
 def test_the_next_commands_of_a_pipeline(tmp_path):
     pipe = make_pipeline(tmp_path / "pipe")
-    pretrain, sft = (describe(pipe / phase)["next"] for phase in catalog.PHASES)
+    pretrain, sft = (RunInfo(pipe / phase).detail["next"] for phase in PHASES)
     assert pretrain == [command("generate", pipe / "pretrain", "The "), command("eval", pipe / "pretrain")]
     more = command("train", pipe / "sft", "--resume", "--steps", "20")
     assert sft == [command("chat", pipe), command("eval", pipe), more]
     stopped = make_pipeline(tmp_path / "stopped", sft_steps=3)
     resume = command("pipeline", stopped, "--resume")
-    assert [describe(stopped / phase)["next"][0] for phase in catalog.PHASES] == [resume, resume]
+    assert [RunInfo(stopped / phase).detail["next"][0] for phase in PHASES] == [resume, resume]
     with files.lock(stopped / "sft" / "run.lock"):
-        assert resume not in describe(stopped / "pretrain")["next"]
+        assert resume not in RunInfo(stopped / "pretrain").detail["next"]
     shutil.rmtree(stopped / "sft")
-    assert describe(stopped / "pretrain")["next"][0] == resume
+    assert RunInfo(stopped / "pretrain").detail["next"][0] == resume
 
 
 def test_differences_without_paths_inside_the_runs(tmp_path):
     runs = [make_pipeline(tmp_path / name) / "sft" for name in ("p", "q")]
-    table = config_table(dict(zip("pq", runs, strict=True)))
+    table = config_table({name: RunInfo(run) for name, run in zip("pq", runs, strict=True)})
     assert list(table) == ["data.token_cache"]
     assert without_own_paths(table, runs) == {}
     source = {"path": f"{tmp_path}/p/cache/x.jsonl", "kind": "chat", "field": "", "split": [], "columns": {}}
@@ -210,13 +216,10 @@ def test_differences_without_paths_inside_the_runs(tmp_path):
 
 
 def test_the_differences_of_configs(tmp_path):
-    runs = {
-        "a": make_run(tmp_path / "a"),
-        "b": make_run(tmp_path / "b", "train.B=8"),
-        "c": make_run(tmp_path / "c", "model.T=32"),
-    }
+    made = {"a": (), "b": ("train.B=8",), "c": ("model.T=32",)}
+    runs = {name: RunInfo(make_run(tmp_path / name, *overrides)) for name, overrides in made.items()}
     assert config_table(runs) == {"train.B": [32, 8, 32], "model.T": [256, 256, 32]}
-    assert unique_names([tmp_path / "x/a", tmp_path / "y/a"], tmp_path / "x") == {
+    assert catalog.unique_names([tmp_path / "x/a", tmp_path / "y/a"], tmp_path / "x") == {
         "a": tmp_path / "x/a",
         str(tmp_path / "y/a"): tmp_path / "y/a",
     }
@@ -231,14 +234,14 @@ def test_removing_a_run_frees_its_disk_space(tmp_path):
     outside.mkdir()
     (outside / "file").write_text("x", encoding="utf-8")
     (run / "link").symlink_to(outside)
-    size = catalog.disk_usage(run)
+    size = disk_usage(run)
     assert size > 1000
     assert catalog.remove(run) == size
     assert sorted(path.name for path in tmp_path.iterdir()) == ["precious"] and (outside / "file").exists()
 
 
 def test_a_pipeline_is_removed_as_a_whole(tmp_path):
-    for name in catalog.PHASES:
+    for name in PHASES:
         make_run(tmp_path / "pipe" / name)
     catalog.remove(tmp_path / "pipe")
     assert list(tmp_path.iterdir()) == []
@@ -291,8 +294,8 @@ def test_what_is_not_removed(tmp_path, monkeypatch):
 def test_a_run_in_use_is_training(tmp_path):
     run = make_run(tmp_path / "a")
     with files.lock(run / "run.lock"):
-        assert catalog.summarize(run).state == "training"
-    assert catalog.summarize(run).state == "stopped"
+        assert RunInfo(run).state == "training"
+    assert RunInfo(run).state == "stopped"
 
 
 def refuse_stat(monkeypatch, name):
@@ -311,7 +314,7 @@ def test_sizes_that_cannot_be_read_are_unknown_and_reported(tmp_path, monkeypatc
     run = make_run(tmp_path / "a", checkpoints=["best.pt", "latest.pt"])
     refuse_stat(monkeypatch, "best.pt")
     with pytest.warns(UserWarning, match=r"best\.pt.*Input/output error"):
-        detail = describe(run)
+        detail = RunInfo(run).detail
     assert detail["disk"] is None
     assert detail["checkpoints"] == {"best.pt": None, "latest.pt": 1000}
 
@@ -326,15 +329,15 @@ def test_a_folder_that_cannot_be_listed_has_no_known_size(tmp_path, monkeypatch)
 
     monkeypatch.setattr(os, "scandir", failing)
     with pytest.warns(UserWarning, match="checkpoints.*ermission"):
-        assert catalog.disk_usage(run) is None
+        assert disk_usage(run) is None
 
 
 def test_files_that_disappear_meanwhile_have_no_size(tmp_path):
     run = make_run(tmp_path / "a")
-    size = catalog.disk_usage(run)
+    size = disk_usage(run)
     (run / "link").symlink_to("nowhere")
-    assert catalog.disk_usage(run) == size + len("nowhere")
-    assert catalog.disk_usage(tmp_path / "gone") == 0
+    assert disk_usage(run) == size + len("nowhere")
+    assert disk_usage(tmp_path / "gone") == 0
 
 
 def test_scores_that_cannot_be_stored_or_read_are_reported(tmp_path, monkeypatch):
@@ -342,16 +345,16 @@ def test_scores_that_cannot_be_stored_or_read_are_reported(tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no space")))
         with pytest.warns(UserWarning, match=r"eval\.json was not written: .*[Nn]o space"):
-            catalog.store_scores(run, {"step": 2, "scores": {}})
+            store_scores(run, {"step": 2, "scores": {}})
     assert not (run / "eval.json").exists()
     (run / "eval.json").write_text("{", encoding="utf-8")
     with pytest.warns(UserWarning, match=r"eval\.json"):
-        assert catalog.summarize(run).bits_per_byte is None
+        assert RunInfo(run).bits_per_byte is None
 
 
 def test_a_run_whose_only_file_cannot_be_read_is_listed(tmp_path, monkeypatch):
     run = make_run(tmp_path / "a")
     (run / "metrics.jsonl").unlink()
     monkeypatch.setattr("pathlib.Path.read_text", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EIO, "fault")))
-    (summary,) = catalog.summarize_all(tmp_path)
+    (summary,) = catalog.newest_first(tmp_path)
     assert (summary.state, "fault" in summary.problem) == ("damaged", True)

@@ -31,6 +31,7 @@ CONFIG |= {"norm": "layernorm", "mlp": "gelu", "positions": "rope"}
 CONFIG |= {"n_kv_heads": 0, "tie_embeddings": True, "rope_theta": 10000.0, "head_dim": 0, "norm_eps": 1e-5}
 CONFIG |= {
     "qkv_bias": False,
+    "bias": False,
     "qk_norm": False,
     "rope_scale": 1.0,
     "rope_low": 1.0,
@@ -389,23 +390,27 @@ def test_weights_of_another_architecture(tmp_path: Path, changes: dict[str, int]
 
 
 @pytest.mark.parametrize(
-    "entry",
+    ("entry", "facts"),
     [
-        {"config": {**CONFIG, "width": 3}},
-        {"config": {**CONFIG, "C": 9}},
-        {"config": {**CONFIG, "D": torch.zeros(3)}},
-        {"config": None},
-        {"model": dict.fromkeys(make().state_dict(), 3)},
-        {"model": None},
-        {"model": []},
+        ({"config": {**CONFIG, "width": 3}}, ["model.width", "d_ff"]),  # and the known keys
+        ({"config": {**CONFIG, "C": 9}}, ["model.C=9", "model.H=2"]),
+        ({"config": {**CONFIG, "D": torch.zeros(3)}}, ["model.D", "tensor"]),
+        ({"config": None}, ["config", "not a dict"]),
+        ({"model": dict.fromkeys(make().state_dict(), 3)}, ["weights", "tok_emb.weight"]),
+        ({"model": None}, ["weights", "dict"]),
+        ({"model": []}, ["weights", "dict"]),
     ],
     ids=["unknown key", "odd sizes", "tensors", "no config", "numbers for weights", "no weights", "a list of weights"],
 )
-def test_content_that_cannot_be_a_model(tmp_path: Path, entry: dict[str, Any]) -> None:
-    """load_model raises CheckpointError with the path."""
+def test_content_that_cannot_be_a_model(tmp_path: Path, entry: dict[str, Any], facts: list[str]) -> None:
+    """load_model raises CheckpointError with the path and what is wrong; without the entry it loads the model."""
+    torch.save(payload(), tmp_path / "a.pt")
+    load_model(tmp_path / "a.pt")
     torch.save(payload(**entry), tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match=r"a\.pt"):
+    with pytest.raises(CheckpointError) as caught:
         load_model(tmp_path / "a.pt")
+    message = str(caught.value)
+    assert all(fact in message for fact in [str(tmp_path / "a.pt"), *facts]) and "\n" not in message
 
 
 @pytest.mark.parametrize(

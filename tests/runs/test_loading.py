@@ -20,6 +20,7 @@ from niels_gpt.runs.loading import (
     find_run,
     find_unfinished_pipeline,
     find_unfinished_run,
+    history,
     is_run,
     load_run,
     names_run,
@@ -273,3 +274,48 @@ def test_no_flipped_bit_of_the_tokenizer_is_loaded_in_silence(tmp_path):
         run.tokenizer_path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"tokenizer\.model"):
             load_run(run.path)
+
+
+# --- the runs that the weights of a run came from ---------------------------------------------------
+
+
+def started_from(path: Path, init_from: str = "") -> RunFolder:
+    path.mkdir()
+    run = RunFolder(path)
+    run.write_config(RunConfig(init_from=init_from))
+    return run
+
+
+def names(run: RunFolder) -> list[str]:
+    return [past.run.path.name for past in history(run)]
+
+
+def test_from_the_newest_run_to_the_oldest(tmp_path):
+    first = started_from(tmp_path / "first")
+    second = started_from(tmp_path / "second", str(first.best))
+    third = started_from(tmp_path / "third", str(second.checkpoints / "latest"))  # a sharded checkpoint
+    assert names(third) == ["third", "second", "first"]
+    newest, _, oldest = history(third)
+    assert (newest.start, newest.earlier.path) == (second.checkpoints / "latest", second.path)
+    assert (oldest.start, oldest.earlier, oldest.from_public) == (None, None, False)
+
+
+def test_a_public_model_ends_it(tmp_path):
+    started_from(tmp_path / "model")  # not followed: the name is that of a public model
+    (past,) = history(started_from(tmp_path / "run", f"hf:{tmp_path}/model/checkpoints/best.pt"))
+    assert (past.from_public, past.earlier) == (True, None)
+    assert past.start == tmp_path / "model" / "checkpoints" / "best.pt"
+
+
+def test_what_is_gone_ends_it(tmp_path):
+    gone = tmp_path / "gone" / "checkpoints" / "best.pt"
+    (past,) = history(started_from(tmp_path / "run", str(gone)))
+    assert (past.start, past.earlier.path) == (gone, tmp_path / "gone")
+    assert list(history(None)) == list(history(past.earlier)) == []
+
+
+def test_a_circle_ends(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    run = started_from(one, str(two / "checkpoints" / "best.pt"))
+    started_from(two, str(one / "checkpoints" / "best.pt"))
+    assert names(run) == ["one", "two"]

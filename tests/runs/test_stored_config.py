@@ -6,7 +6,7 @@ import warnings
 import pytest
 
 from niels_gpt.config import RunConfig
-from niels_gpt.runs.catalog import read_tree
+from niels_gpt.runs.info import read_tree
 from niels_gpt.runs.stored_config import copy_path, read_stored_config, write_stored_config
 from tests.faults import flipped
 
