@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from niels_gpt.cache.meta import CacheError
-from niels_gpt.cache.remote import ensure, fetch_again
+from niels_gpt.cache.copies import ensure, fetch_again
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.system import files
 
 BLOCK_BYTES = 1 << 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from niels_gpt.cache.formats import SPLITS, cache_folders
-from niels_gpt.cache.meta import CacheError, read_meta
+from niels_gpt.cache.formats import SPLITS, CacheError, cache_folders
+from niels_gpt.cache.meta import read_meta
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.remote import local_folder
 from niels_gpt.cache.sft_dataset import SFTExampleDataset

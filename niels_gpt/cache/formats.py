@@ -37,6 +37,10 @@ NO_LIMIT = 1 << 62
 """A token budget that is never reached."""
 
 
+class CacheError(ValueError):
+    """A cache that cannot be used. The message names the cache, the reason and the remedy."""
+
+
 def dtype_name(dtype: np.dtype) -> str:
     """The name of a token dtype in meta.json."""
     return next(name for name, known in TOKEN_DTYPES.items() if known == dtype)

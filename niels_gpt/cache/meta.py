@@ -11,17 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from niels_gpt.cache.formats import CHECKSUMS, FORMAT_VERSIONS, TOKEN_DTYPES, UINT16, dtype_name
+from niels_gpt.cache.copies import ensure, fetch_again
+from niels_gpt.cache.formats import CHECKSUMS, FORMAT_VERSIONS, TOKEN_DTYPES, UINT16, CacheError, dtype_name
 from niels_gpt.system import files
 from niels_gpt.system.checked_json import DamagedJSON, read_checked_json, write_checked_json
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 
 FORMAT = "niels-gpt token cache"
-
-
-class CacheError(ValueError):
-    """A cache that cannot be used. The message names the cache, the reason and the remedy."""
 
 
 def past_vocabulary(token: int, vocab_size: int, where: object, cache: Path) -> CacheError:
@@ -185,8 +182,6 @@ def check_file(meta: dict[str, Any], folder: Path, name: str, *, verify: bool = 
 
 def check_listed(path: Path, listed: dict[str, Any] | None, *, verify: bool = False) -> int:
     """The size of a file, checked against its entry of `listed_files`. Raises CacheError if it differs."""
-    from niels_gpt.cache.remote import ensure, fetch_again  # which imports this module
-
     ensure(path, listed)
     try:
         status = path.stat()

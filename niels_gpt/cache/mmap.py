@@ -24,9 +24,8 @@ import numpy as np
 
 from niels_gpt.cache.bus_error import install_handler
 from niels_gpt.cache.checksums import BlockChecks
-from niels_gpt.cache.formats import UINT16
-from niels_gpt.cache.meta import CacheError
-from niels_gpt.cache.remote import RemoteFile
+from niels_gpt.cache.copies import RemoteFile, on_removal
+from niels_gpt.cache.formats import UINT16, CacheError
 from niels_gpt.system.program import command
 
 KEEP_BYTES = 1 << 30
@@ -299,6 +298,9 @@ def unmap_removed() -> None:
         file = reference()
         if file is not None and file._remote is not None:
             file.check_unchanged()
+
+
+on_removal.append(unmap_removed)
 
 
 def _describe_truncated() -> str | None:

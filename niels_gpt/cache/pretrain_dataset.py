@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.cache.token_stream import TokenStream
 
 

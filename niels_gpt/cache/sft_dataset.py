@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from niels_gpt.cache.checksums import load_array, open_checks
+from niels_gpt.cache.copies import check_fits, origin_of, remote_file
 from niels_gpt.cache.formats import CHECKSUMS
 from niels_gpt.cache.meta import (
     CacheError,
@@ -27,7 +28,7 @@ from niels_gpt.cache.meta import (
     open_unchanged,
 )
 from niels_gpt.cache.mmap import MappedFiles, MappedTokens
-from niels_gpt.cache.remote import check_fits, local_file, origin_of, remote_file
+from niels_gpt.cache.remote import local_file
 from niels_gpt.chat.format import follows
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from niels_gpt.cache.checksums import load_array, open_checks
+from niels_gpt.cache.copies import check_fits, origin_of, remote_file
 from niels_gpt.cache.formats import CHECKSUMS, DOCUMENTS, list_shards
 from niels_gpt.cache.meta import (
     CacheError,
@@ -23,7 +24,7 @@ from niels_gpt.cache.meta import (
     past_vocabulary,
 )
 from niels_gpt.cache.mmap import MappedFiles, MappedTokens
-from niels_gpt.cache.remote import check_fits, local_folder, origin_of, remote_file
+from niels_gpt.cache.remote import local_folder
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 from niels_gpt.system.urls import is_url, split_name

@@ -14,9 +14,10 @@ from niels_gpt.cli.options import (
     JsonOption,
     OptionalPath,
     PromptOption,
-    RunArgument,
     TokenizerOption,
+    TrainedRunArgument,
     WindowOption,
+    input_option,
     output_option,
 )
 
@@ -30,14 +31,14 @@ NOT_JUDGED = 4
 
 
 def audit(
-    run: RunArgument = None,
+    run: TrainedRunArgument = None,
     notes: Annotated[
         OptionalPath,
-        typer.Option("--notes", help="The folder or file to look for; default: the run's own notes and sources."),
+        input_option("--notes", "The folder or file to look for; default: the run's own notes and sources."),
     ] = None,
     control: Annotated[
         OptionalPath,
-        typer.Option("--control", help="A folder of notes that were never trained on, in addition to held-out ones."),
+        input_option("--control", "A folder of notes that were never trained on, in addition to held-out ones."),
     ] = None,
     threshold: Annotated[
         float, typer.Option("--threshold", help="A passage with this P(z) or more is not safe to publish.")
@@ -46,8 +47,20 @@ def audit(
     prompt: PromptOption = None,
     stride: Annotated[
         Count,
-        typer.Option("--stride", min=1, help="Tokens between neighboring passages; default: 5, more for much text."),
+        typer.Option(
+            "--stride",
+            min=1,
+            help="Tokens between neighboring passages, at most a suffix; default: 5, more for much text.",
+        ),
     ] = None,
+    min_notes: Annotated[
+        int,
+        typer.Option(
+            "--min-notes",
+            min=1,
+            help="A piece of the vocabulary that fewer notes have, and no public text, is private.",
+        ),
+    ] = 3,
     top: Annotated[int, typer.Option("--top", min=1, help="Passages to list.")] = 10,
     out: Annotated[
         OptionalPath,
@@ -63,19 +76,21 @@ def audit(
     """List the passages of my notes that a checkpoint can recite.
 
     Each passage is split into a prompt and a suffix; P(z) is the probability that the model continues the prompt with
-    exactly the suffix. Exit code 0: all text was read and no passage reaches the threshold, safe to publish; 3: some
-    do; 4: none does, but a part of the text was not audited.
+    exactly the suffix. The secrets that `notes check` finds are judged one by one, and so are the pieces of a
+    vocabulary that was learned from the notes. Exit code 0: all text was read, and no verbatim passage, secret or
+    private piece was found; 3: some were; 4: none was, but a part of the text was not audited.
     """
     from dataclasses import asdict
     from json import dumps
 
+    from niels_gpt.cli.run_app import INTERRUPTED
     from niels_gpt.export import audit_gate
     from niels_gpt.memorization import audit as library
     from niels_gpt.memorization.measure import ExtractionSettings
-    from niels_gpt.report.memorization_files import write_report
+    from niels_gpt.report.memorization_report import write_report
     from niels_gpt.runs.loading import load_run
     from niels_gpt.system import files
-    from niels_gpt.system.console import INTERRUPTED, first_few
+    from niels_gpt.system.console import first_few
     from niels_gpt.system.progress import progress_bar
 
     library.check_threshold(threshold)
@@ -93,6 +108,7 @@ def audit(
         encoding_errors=encoding_errors,
         exact=out is not None,
         adapt_stride=stride is None,
+        min_notes=min_notes,
         progress=lambda title: progress_bar(title, "passages"),
     )
     verdict = result.verdict
@@ -100,7 +116,8 @@ def audit(
         typer.echo(f"skipped as controls, because they were trained on: {first_few(result.skipped_controls)}", err=True)
     if out is not None:
         if not verdict.interrupted:
-            write_report(out, library.audit_report(loaded, result.measurements, passages=top), result.measurements)
+            report = library.audit_report(loaded, result.measurements, passages=top, verdict=verdict)
+            write_report(out, report, result.measurements)
         out.mkdir(parents=True, exist_ok=True)
         files.write_json(out / "audit.json", asdict(verdict))
     if json:
@@ -118,10 +135,12 @@ def audit(
 
 
 def show_verdict(verdict: AuditVerdict, out: Path | None) -> None:
-    """Print what was read, the ranked passages, the controls, and the verdict."""
-    from niels_gpt.memorization.audit import NOT_SAFE, SAFE
+    """Print what was read, the ranked passages, the secrets, the vocabulary, the controls, and the verdict."""
+    from dataclasses import asdict
+
+    from niels_gpt.memorization.audit import passage_origin, verdict_lines
     from niels_gpt.report.numbers import passage_probability, probability
-    from niels_gpt.system.console import first_few, plural
+    from niels_gpt.system.console import first_few
 
     print(f"{verdict.checkpoint} after {verdict.step:,} steps")
     _show_input(verdict)
@@ -130,7 +149,7 @@ def show_verdict(verdict: AuditVerdict, out: Path | None) -> None:
     elif verdict.floor is not None:
         print(f"\nno passage has P(z) >= {verdict.floor:g}")
     for rank, passage in enumerate(verdict.passages, 1):
-        where = f"{passage['document']}, from {verdict.unit} {passage['start']:,}"
+        where = passage_origin(passage, verdict.unit)
         known = f"; base {probability(passage['base_p'])}" if "base_p" in passage else ""
         if passage.get("base_p", 0.0) >= verdict.threshold:
             known += ", already known to the base"
@@ -139,29 +158,38 @@ def show_verdict(verdict: AuditVerdict, out: Path | None) -> None:
         print(f"     suffix  {passage['suffix'][:70]!r}")
         if passage["also_in"]:
             print(f"     also in {first_few(passage['also_in'], 3)}")
+    _show_secrets(verdict)
+    _show_vocabulary(verdict)
     _show_controls(verdict)
     _show_base(verdict)
     if out is not None:
         written = "audit.json" if verdict.interrupted else "report.html, audit.json, documents.csv, windows.csv"
         print(f"report: {out}/{written}")
-    limit = f"P(z) >= {verdict.threshold:g}"
-    documents = plural(verdict.notes_audited, "document")
-    if verdict.verdict == SAFE:
-        print(f"\nSAFE TO PUBLISH by this measure: no passage of {documents} has {limit}.")
-        print("This does not cover paraphrases, secrets shorter than a passage, or text that was not audited.")
-    elif verdict.verdict == NOT_SAFE:
-        print(
-            f"\nNOT SAFE TO PUBLISH: {plural(verdict.windows_over, 'passage')} of "
-            f"{plural(verdict.notes_exposed, 'document')} have {limit}: each occurs once in "
-            f"{1 / verdict.threshold:,.0f} samples or more often."
-        )
-    else:
-        print(f"\nNOT JUDGED: no passage of {documents} has {limit}, but this was not audited:")
-    if verdict.verdict != SAFE:
-        if verdict.verdict == NOT_SAFE and verdict.because:
-            print("And this was not audited:")
-        for line in verdict.because:
-            print(f"  {line}")
+    first, *rest = verdict_lines(asdict(verdict))
+    print(f"\n{first}")
+    for line in rest:
+        print(f"  {line}" if line in verdict.because else line)
+
+
+def _show_secrets(verdict: AuditVerdict) -> None:
+    """Print the secrets in the notes and whether they are recited; not the secrets themselves."""
+    from niels_gpt.report.numbers import passage_probability
+
+    if verdict.secrets:
+        print("\nsecrets in the notes, and the probability of each after the text before it")
+    for secret in verdict.secrets:
+        recited = "recited" if secret["recited"] else "not recited"
+        print(f"  {secret['path']}:{secret['line']}  {secret['kind']}: {recited}, P(z) = {passage_probability(secret)}")
+
+
+def _show_vocabulary(verdict: AuditVerdict) -> None:
+    """Print the pieces of the vocabulary that stand in few notes."""
+    from niels_gpt.system.console import first_few, plural
+
+    pieces = [f"{piece['piece']!r} ({plural(piece['notes'], 'note')})" for piece in verdict.private_pieces]
+    if pieces:
+        print(f"\npieces of the vocabulary that few notes have, and no public text: {first_few(pieces, 20)}")
+        print("whoever has the tokenizer can read them; a tokenizer that is trained again does not have them")
 
 
 def _show_input(verdict: AuditVerdict) -> None:
@@ -212,7 +240,7 @@ def _show_controls(verdict: AuditVerdict) -> None:
     reached = f"below {verdict.floor:g}" if bound else f"{probability(math.exp(highest))} ({one_in(highest)})"
     print(f"\ncontrols, never trained on: {plural(verdict.controls, 'document')}; their highest P(z) is {reached}")
     if highest >= math.log(verdict.threshold):
-        print("that is over the threshold too: such text can be guessed, and is no proof of memorization")
+        print("that is over the threshold too: such text can be guessed, or was trained on as a part of other notes")
 
 
 def _show_base(verdict: AuditVerdict) -> None:

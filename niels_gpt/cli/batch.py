@@ -1,4 +1,4 @@
-"""`niels-gpt batch show`: what a training step learned from."""
+"""`niels-gpt research batch show`: what a training step learned from."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from niels_gpt.cli.command_line import App
 from niels_gpt.cli.options import JsonOption, RunArgument
-from niels_gpt.system.command_line import App
 
 app = App(help="Show what a training step learned from.")
 

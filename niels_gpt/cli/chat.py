@@ -12,6 +12,7 @@ from niels_gpt.cli.options import (
     DeviceOption,
     MaxTokensOption,
     MinPOption,
+    RepetitionPenaltyOption,
     RunArgument,
     SeedOption,
     TemperatureOption,
@@ -44,6 +45,7 @@ def chat(
     top_k: TopKOption = 50,
     top_p: TopPOption = None,
     min_p: MinPOption = None,
+    repetition_penalty: RepetitionPenaltyOption = 1.0,
     seed: SeedOption = None,
     device: DeviceOption = "auto",
     weights: WeightsOption = "float32",
@@ -55,7 +57,7 @@ def chat(
     from niels_gpt.runs.loading import load_run
     from niels_gpt.system.rng import seeded_or_random
 
-    sampling = make_sampling(temperature, top_k, top_p, min_p)
+    sampling = make_sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     interactive = open_stdin().isatty()
     loaded = load_run(run, checkpoint, device, tokenizer)
     conversation = Conversation(

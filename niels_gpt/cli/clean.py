@@ -1,4 +1,4 @@
-"""`niels-gpt clean`: what the user's cache folder holds, and freeing it."""
+"""`niels-gpt cache clean`: what the user's cache folder holds, and freeing it."""
 
 from __future__ import annotations
 

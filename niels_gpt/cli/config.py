@@ -57,7 +57,7 @@ def explain_(
     key: Annotated[str, typer.Argument(metavar="[KEY]", help="A key or a section, e.g. train.base_lr or train.")] = "",
     json: JsonOption = False,
 ) -> None:
-    """Explain a config key, or all keys of a section: what it does, its type and its default."""
+    """Explain a config key, or all keys of a section: what it does, its type, limits and default."""
     import textwrap
     from json import dumps
     from shutil import get_terminal_size
@@ -71,7 +71,9 @@ def explain_(
     width = min(get_terminal_size().columns, 100)
     for entry in found:
         default = "" if entry.default is None else f" = {entry.default}"
-        print(f"{entry.key}: {entry.type}{default}")
+        since = f"since {entry.since}" if entry.since > "0.1" else ""
+        facts = ", ".join(fact for fact in (entry.limits, since) if fact)
+        print(f"{entry.key}: {entry.type}{default}{f'  ({facts})' if facts else ''}")
         print(textwrap.fill(entry.text, width, initial_indent="    ", subsequent_indent="    "))
 
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from niels_gpt.cli.command_line import App
+from niels_gpt.cli.groups import group
+from niels_gpt.cli.note_options import NoteOptions, takes_note_options
 from niels_gpt.cli.options import (
     Count,
     JsonOption,
@@ -20,8 +23,6 @@ from niels_gpt.cli.options import (
     choice_option,
     output_option,
 )
-from niels_gpt.data.note_options import NoteOptions, takes_note_options
-from niels_gpt.system.command_line import App
 from niels_gpt.system.program import command
 from niels_gpt.system.urls import location
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from niels_gpt.data.statistics import Statistics
     from niels_gpt.tokenizer import SubwordTokenizer
 
-app = App(help="Sources of text: which exist, and what is in them.")
+app = App(help="Sources of text: which exist, and what is in them.", cls=group(moved={"lint": "research lint"}))
 
 LARGE_TAKE = 10_000
 """Samples that `data stats` reads from a source too large to read completely."""
@@ -299,7 +300,7 @@ def lint(
     from json import dumps
 
     from niels_gpt.cache.folder import CacheFolder
-    from niels_gpt.cache.meta import CacheError
+    from niels_gpt.cache.formats import CacheError
     from niels_gpt.system.terminal import rich_console
 
     folder = CacheFolder(cache_dir)

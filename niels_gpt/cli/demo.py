@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from niels_gpt.cli.note_options import NoteOptions, takes_note_options
 from niels_gpt.cli.options import Count, DeviceOption, OptionalPath, PrimerOption, RoamOption, WikiOption
-from niels_gpt.data.note_options import NoteOptions, takes_note_options
 from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _byte_demo(
     loaded = load_run(run.path, None, device)
     size = short_number(loaded.model.num_parameters())
     console.print(f"\n[bold]1. How well does it predict?[/]  {size} parameters, {loaded.step} steps")
-    console.print("Bits per byte on held-out text; lower is better. Compare the model with xz, gzip and the rest.")
+    console.print("Bits per byte on held-out text; lower is better.")
     show_scores(score_byte_streams(loaded, config), wiki=config.data.wiki)
     console.print(f"\n[bold]2. How does it write?[/]  A continuation of {PROMPT!r}:")
     text = generate(loaded.model, PROMPT, max_new_tokens=300, temperature=0.7, generator=generator(0, "demo"))
@@ -174,7 +174,7 @@ def byte_demo_config(*, steps: int = BYTE_STEPS, precision: str = "fp32") -> Run
                 "p_train": {"wiki": 0.27, "roam": 0.18, "primer": 0.55},
                 "p_val": {"wiki": 0.3, "roam": 0.3, "primer": 0.4},
             },
-            "data": {"wiki": "embedded", "roam": "embedded", "primer": "embedded"},
+            "data": {"wiki": "embedded", "roam": "embedded", "primer": "embedded", "roam_split": "shared_text"},
             "output": {"checkpoint_every": 400, "eval_every": 200, "eval_steps": 10, "sample_every": 400},
         }
     )

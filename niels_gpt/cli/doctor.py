@@ -27,7 +27,11 @@ def doctor(device: DeviceOption = "auto", json: JsonOption = False) -> None:
 
     device = resolve_device(device)
     rows = backend_report(device)
-    facts = {**doctor_facts(device), "backends": [row._asdict() for row in rows]}
+    facts = {
+        **doctor_facts(device),
+        "computed_by": computed_by(device),
+        "backends": [row._asdict() for row in rows],
+    }
     facts["missing"] = missing(rows)
     if json:
         print(dumps(facts, indent=2, ensure_ascii=False))
@@ -44,6 +48,21 @@ def doctor_facts(device: str) -> dict[str, Any]:
         "precision": {name: precision_support(name, device) for name in PRECISIONS},
         "compiler": find_compiler(),
         "kernel_folders": kernel_folders(),
+    }
+
+
+def computed_by(device: str) -> dict[str, str]:
+    """Return the name of the backend that trains a model in each precision on `device`, and why it is "plain"."""
+    from niels_gpt.model import gpt, lora  # noqa: F401  (so that edits of them are found)
+    from niels_gpt.model.backend import choose, name_of, why_plain
+
+    reason = why_plain()
+    if reason:
+        return {"all": f"plain ({reason})"}
+    return {
+        name: name_of(choose(device, precision=name))
+        for name in PRECISIONS
+        if not precision_support(name, device).startswith("no")
     }
 
 
@@ -106,6 +125,7 @@ def _print_facts(facts: dict[str, Any], rows: Sequence[BackendRow]) -> None:
         "torch": f"{facts['torch']}, CUDA {facts['cuda'] or 'none'}, Triton {facts['triton'] or 'none'}",
         "devices": "\n".join(facts["devices"]),
         "used": facts["device"],
+        "computed by": ", ".join(f"{precision}: {name}" for precision, name in facts["computed_by"].items()),
         "precision": "\n".join(f"{name}: {support}" for name, support in facts["precision"].items()),
         "threads": f"{facts['threads']} of {facts['cores']} cores",
         "C compiler": facts["compiler"] or "none",

@@ -74,7 +74,8 @@ def eval_(
 ) -> None:
     """Score a model on all held-out data, in bits per byte.
 
-    The table also shows what gzip, xz and byte frequencies reach on the same bytes. With --questions a chat model
+    The table also shows what xz, zstd and byte frequencies reach on the same bytes: primed, they have read the training
+    text first, as the model has; alone, they have not. With --questions a chat model
     answers questions that no dialogue of the package contains; an answer on topic has one of the words of its question.
     """
     from json import dumps
@@ -82,8 +83,9 @@ def eval_(
     from niels_gpt.cache.folder import CacheFolder
     from niels_gpt.config import RunConfig
     from niels_gpt.config.yaml_file import with_data
-    from niels_gpt.runs.catalog import pipeline_of, store_scores
+    from niels_gpt.runs.info import store_scores
     from niels_gpt.runs.loading import load_run
+    from niels_gpt.runs.pipeline import pipeline_of
     from niels_gpt.system.program import command
     from niels_gpt.tokenizer import ByteTokenizer
     from niels_gpt.training.score_run import ScoreOptions, score_byte_streams, score_token_caches
@@ -180,16 +182,19 @@ def show_scores(scores: Scores, *, wiki: str) -> None:
 
     from niels_gpt.cli.tables import show_table
     from niels_gpt.data.source_paths import display_name
+    from niels_gpt.evaluation.baselines import PRIMED, reference_bits, reference_notes
 
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column("held out")
     bytes_only = all(score["bytes"] == score["tokens"] for score in scores.values())
     sizes = ["bytes"] if bytes_only else ["bytes", "tokens"]
     unit = "byte" if bytes_only else "token"
-    for name in (*sizes, f"nats/{unit}", "ppl", "model", "xz", "gzip", "unigram", "uniform"):
+    compared = {name: reference_bits(score) for name, score in scores.items()}
+    titles = list(dict.fromkeys(title for bits in compared.values() for title in bits))
+    for name in (*sizes, f"nats/{unit}", "ppl", "model", *titles):
         table.add_column(name, justify="right", style="bold" if name == "model" else None)
     for name, score in scores.items():
-        bits = [score.get(key) for key in ("bits_per_byte", "xz_bits", "gzip_bits", "unigram_bits", "uniform_bits")]
+        bits = [score["bits_per_byte"], *(compared[name].get(title) for title in titles)]
         table.add_row(
             display_name(name, wiki),
             *(f"{score[key]:,}" for key in sizes),
@@ -198,3 +203,8 @@ def show_scores(scores: Scores, *, wiki: str) -> None:
             *("" if b is None else f"{b:.3f}" for b in bits),
         )
     show_table(table, width=120)
+    if any(score.get("baselines") for score in scores.values()):
+        print(PRIMED)
+    for name, score in scores.items():
+        for note in reference_notes(display_name(name, wiki), score):
+            print(note)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from niels_gpt.cli.audit import NOT_JUDGED, NOT_SAFE
+from niels_gpt.cli.command_line import App
 from niels_gpt.cli.options import RunArgument, TokenizerOption, choice_option
-from niels_gpt.system.command_line import App
 
 if TYPE_CHECKING:
     from niels_gpt.export.audit_gate import Clearance
@@ -45,13 +45,18 @@ def hf(
     audited, or not all of the text was (NOT JUDGED). --anyway exports it all the same. Code 1 is any other error.
     """
     from niels_gpt.export.run_export import check_folder, export_hf
+    from niels_gpt.export.self_check import TEXTS
     from niels_gpt.runs.loading import load_run
 
     check_folder(out, overwrite=overwrite)
     loaded = load_run(run, None, "cpu", tokenizer)
     clearance = _cleared(loaded, audit=audit, anyway=anyway)
-    architecture = export_hf(loaded, out, clearance, dtype=dtype, overwrite=overwrite)
+    architecture, checked = export_hf(loaded, out, clearance, dtype=dtype, overwrite=overwrite)
     print(f"{out}: {architecture}, {loaded.model.num_parameters():,} weights in {dtype}; README.md is the model card")
+    if checked is None:
+        print("its tokenizer was not compared with ours: transformers is not installed")
+    else:
+        print(f"transformers {checked} gives {TEXTS} hard texts the ids that they have here")
 
 
 @app.command("gguf")
@@ -92,9 +97,9 @@ def _cleared(loaded: LoadedRun, *, audit: bool, anyway: bool) -> Clearance:
     import sys
 
     from niels_gpt.cli.audit import show_verdict
+    from niels_gpt.cli.run_app import INTERRUPTED
     from niels_gpt.export import audit_gate
     from niels_gpt.memorization import audit as library
-    from niels_gpt.system.console import INTERRUPTED
     from niels_gpt.system.progress import progress_bar
 
     clearance = audit_gate.check(loaded)

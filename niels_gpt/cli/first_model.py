@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from statistics import mean
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +49,9 @@ def build_and_train(
     the notes. resume_command: what to type after a signal, which is printed before the exit; default: the command of
     the pipeline or run. base: the model that the plan fine-tunes.
     """
-    from niels_gpt.runs.catalog import CACHE
+    from niels_gpt.data.note_groups import shared_lines_text
     from niels_gpt.runs.folder import RunFolder
+    from niels_gpt.runs.pipeline import CACHE
     from niels_gpt.system.console import plural
     from niels_gpt.system.progress import status_line
     from niels_gpt.training.progress import say
@@ -59,29 +61,46 @@ def build_and_train(
         configs, numbers = prepare(corpus, dialogues, topics, plan, folder.path / CACHE, base=base, show=show)
     listed = " and ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items())
     say(f"{plural(len(corpus.train), 'note')} to train on, {len(corpus.held_out):,} held out; dialogues: {listed}")
+    say(shared_lines_text(corpus.lines_in_training, corpus.lines_in_training_by_file))
     if "bytes" in configs:
         return _train_one(configs["bytes"], RunFolder(folder.path), device, resume_command, resume=False)
     return _train_both(configs, folder, device, resume_command, resume=False)
 
 
-def resume_training(folder: PipelineFolder, *, device: str, resume_command: str) -> TrainedModel:
-    """Continue the training in a folder that has a plan (`plan_in`); a finished one is only loaded."""
+def resume_training(
+    folder: PipelineFolder, *, device: str, resume_command: str, allow_data_change: bool = False
+) -> TrainedModel:
+    """Continue the training in a folder that has a plan (`plan_in`); a finished one is only loaded.
+
+    allow_data_change: although notes were removed, which is recorded; see `check_notes`.
+    """
     from niels_gpt.runs.folder import RunFolder
 
     if folder.exists:
         return _train_both(folder.read_configs(), folder, device, resume_command, resume=True)
     run = RunFolder(folder.path)
-    return _train_one(run.read_config(), run, device, resume_command, resume=True)
+    config = run.read_config()
+    return _train_one(config, run, device, resume_command, resume=True, allow_data_change=allow_data_change)
 
 
-def _train_one(config: RunConfig, run: RunFolder, device: str, command: str | None, *, resume: bool) -> TrainedModel:
+def _train_one(
+    config: RunConfig,
+    run: RunFolder,
+    device: str,
+    command: str | None,
+    *,
+    resume: bool,
+    allow_data_change: bool = False,
+) -> TrainedModel:
     """Train a model over bytes."""
     from niels_gpt.cli.train import exit_if_stopped, train_and_report
     from niels_gpt.runs.loading import load_run
 
     path, saved, _ = run.newest_checkpoint("cpu", tensors=False)
     if path is None or saved["step"] < config.train.total_steps or not run.has_outputs_of(saved["step"]):
-        result = train_and_report(config, run, device=device, show_samples=True, resume=resume)
+        result = train_and_report(
+            config, run, device=device, show_samples=True, resume=resume, allow_data_change=allow_data_change
+        )
         exit_if_stopped(result.stopped_by, result, run, command=command)
     loaded = load_run(run.path, None, device)
     return TrainedModel(loaded, config, loaded)
@@ -126,19 +145,20 @@ def check_free(folder: PipelineFolder, *, resume: str = "") -> None:
     raise ValueError(f"{folder.path} already holds a model: choose another --run-dir, or continue it: {resume}")
 
 
-def show_scores_of(trained: TrainedModel, *, limit: int | None = None) -> Scores:
+def show_scores_of(trained: TrainedModel, *, limit: int | None = None, primed: int | None = None) -> Scores:
     """Print the bits per byte on held-out text, beside general compressors, and return them.
 
-    limit: score only so many tokens of each held-out set.
+    limit: score only so many tokens of each held-out set. primed: bytes of training text that compressors read first.
     """
     from niels_gpt.cli.eval import score_result, show_scores
-    from niels_gpt.runs.catalog import store_scores
+    from niels_gpt.evaluation.baselines import PRIMED_BYTES
+    from niels_gpt.runs.info import store_scores
     from niels_gpt.system.progress import status_line
     from niels_gpt.training.score_run import ScoreOptions, score_held_out
 
     config, writer = trained.writer_config, trained.writer
     with status_line("scoring the held-out notes"):
-        scores = score_held_out(writer, config, ScoreOptions(limit=limit))
+        scores = score_held_out(writer, config, ScoreOptions(limit=limit, primed=primed or PRIMED_BYTES))
     show_scores(scores, wiki=config.data.wiki)
     if writer.run is not None:  # for `runs list`
         store_scores(writer.run.path, score_result(writer, scores))
@@ -177,7 +197,7 @@ def show_base_comparison(trained: TrainedModel, scores: Scores, *, most: int) ->
 
 
 def warn_of_secrets(corpus: Corpus) -> None:
-    """Print a warning if the notes hold keys, tokens or card numbers; the secrets themselves are not printed."""
+    """Print a warning if the notes hold keys, passwords or personal numbers; the secrets themselves are not printed."""
     from niels_gpt.data.note_check import find_secrets
     from niels_gpt.system.console import plural
     from niels_gpt.system.program import command
@@ -188,8 +208,18 @@ def warn_of_secrets(corpus: Corpus) -> None:
         found = sum(len(find_secrets(text)) for _, text in corpus.texts(corpus.selected.paths))
     if found:
         check = command("notes", "check", corpus.selected.root)
-        say(f"warning: the notes hold {plural(found, 'secret')} (keys, tokens, passwords, card numbers) that a model "
-            f"can learn by heart: {check} lists them")  # fmt: skip
+        say(f"warning: the notes hold {plural(found, 'secret')} (keys, passwords, card, phone or account numbers) that "
+            f"a model can learn by heart: {check} lists them")  # fmt: skip
+
+
+def warn_of_dominant_note(corpus: Corpus) -> None:
+    """Print a warning if one note is most of the text."""
+    from niels_gpt.data.note_check import dominant_note
+    from niels_gpt.training.progress import say
+
+    sizes = [Path(path).stat().st_size for path in corpus.selected.paths]
+    if warning := dominant_note(corpus.selected.names(), sizes):
+        say(f"warning: {warning}")
 
 
 def warn_of_private_notes(corpus: Corpus) -> None:
@@ -241,29 +271,42 @@ def show_continuation(trained: TrainedModel, corpus: Corpus) -> None:
 
 
 def show_answers(trained: TrainedModel, topics: Sequence[NoteTopic], *, notes: int, most: int) -> None:
-    """Ask about `most` of the topics that were taught, and print how many answers are right, and one of them.
+    """Ask `most` questions about topics that were taught, and print how many answers are right, and two of them.
 
-    notes: how many the topics were chosen from. The form of each question ("remind me of my note on ...") was trained
-    on for other topics, not for this one.
+    notes: how many the topics were chosen from. Each topic is asked about by its heading, in a form that was trained on
+    for other topics ("remind me of my note on ..."), and with words of the note that are not in its heading.
     """
     from niels_gpt.cli.eval import ask_all
     from niels_gpt.inference.questions import Question, share_on_topic
+    from niels_gpt.runs.pipeline import CACHE, TOPICS
     from niels_gpt.system.console import plural
-    from niels_gpt.workflow.note_questions import new_question
+    from niels_gpt.workflow.note_questions import new_question, question_in_other_words
 
-    asked = topics[:: max(len(topics) // most, 1)][:most]
-    questions = [Question(topic.name, new_question(topic), (topic.begin,)) for topic in asked]
+    def some(items: Sequence[Any]) -> Sequence[Any]:
+        return items[:: max(2 * len(items) // most, 1)][: max(most // 2, 1)]
+
+    pairs = [(topic, question) for topic in topics if (question := question_in_other_words(topic)) is not None]
+    asked = {
+        "by heading": [(topic, new_question(topic)) for topic in some(topics)],
+        "in other words": some(pairs),
+    }
+    questions = [Question(topic.name, question, (topic.begin,)) for kind in asked.values() for topic, question in kind]
     if not questions:
         return
-    answers, second = ask_all(trained.chat, questions)
-    right = [answer for answer in answers if answer.on_topic]
-    print(f"\nQuestions about your notes, not asked like this in training: {len(right)} of {len(answers)} are answered "
-          f"with the text of the note, {share_on_topic(second):.0%} if another question was asked before "
-          "(in a chat, /reset forgets what was asked)")  # fmt: skip
-    print(f"It was taught {plural(len(topics), 'topic')} of {plural(notes, 'note')}, and each question names one. "
-          "It does not know other topics, and it seldom finds these without words of the heading.")  # fmt: skip
-    shown = (right or answers)[0]
-    _print_answer(trained.chat, shown)
+    first, second = ([results[: len(asked["by heading"])], results[len(asked["by heading"]) :]]
+                     for results in ask_all(trained.chat, questions))  # fmt: skip
+    counts = ", ".join(
+        f"{sum(answer.on_topic for answer in answers)} of {len(answers)} {kind}"
+        for kind, answers in zip(asked, first, strict=True)
+    )
+    both, after_another = (mean(share_on_topic(kind) for kind in kinds if kind) for kinds in (first, second))
+    print(f"\nQuestions about your notes, not asked like this in training, answered with the text of the note: "
+          f"{counts}; {both:.0%} with equal weight, {after_another:.0%} if another question was asked before (in a "
+          "chat, /reset forgets what was asked)")  # fmt: skip
+    print(f"It was taught {plural(len(topics), 'topic')} of {plural(notes, 'note')}, which {CACHE}/{TOPICS} in "
+          "its folder lists. It does not know other topics.")  # fmt: skip
+    for kind in filter(None, first):
+        _print_answer(trained.chat, next((answer for answer in kind if answer.on_topic), kind[0]))
 
 
 def _print_answer(loaded: LoadedRun, answer: Answer, mark: str = "") -> None:
@@ -315,7 +358,7 @@ def show_quick_audit(trained: TrainedModel, corpus: Corpus, *, windows: int) -> 
 
 def unreadable_lines(corpus: Corpus) -> list[str]:
     """Return a line about the files that are not utf-8 and were skipped, with their names."""
-    from niels_gpt.data.note_selection import NOT_UTF8
+    from niels_gpt.data.reading.utf8 import NOT_UTF8
     from niels_gpt.system.console import first_few
 
     names = [entry.path for entry in corpus.selected.skipped if entry.kind == NOT_UTF8]

@@ -14,6 +14,7 @@ from niels_gpt.cli.options import (
     MaxTokensOption,
     MinPOption,
     Number,
+    RepetitionPenaltyOption,
     SeedOption,
     TemperatureOption,
     TokenizerOption,
@@ -45,6 +46,7 @@ def generate(
     top_k: TopKOption = 50,
     top_p: TopPOption = None,
     min_p: MinPOption = None,
+    repetition_penalty: RepetitionPenaltyOption = 1.0,
     stop: Annotated[list[str], typer.Option("--stop", help="End before this text; may be repeated.")] = [],  # noqa: B006
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many continuations.")] = 1,
     seed: SeedOption = None,
@@ -63,7 +65,7 @@ def generate(
     from niels_gpt.runs.loading import load_run
     from niels_gpt.system.rng import seeded_or_random
 
-    sampling = make_sampling(temperature, top_k, top_p, min_p)
+    sampling = make_sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     text = read_stdin() if prompt == "-" else prompt
     if not text:
         raise ValueError("the prompt is empty: give at least one character to continue")
@@ -120,11 +122,11 @@ def split_words(words: list[str], checkpoint: Path | None = None) -> tuple[Path 
     return (Path(first), rest[0]) if rest else (None, first)
 
 
-def make_sampling(temperature: float, top_k: int, top_p: Number, min_p: Number) -> Sampling:
+def make_sampling(temperature: float, top_k: int, top_p: Number, min_p: Number, repetition_penalty: float) -> Sampling:
     """Return the Sampling of the options; --top-k 0 means no limit. Raises ValueError for a value out of range."""
     from niels_gpt.inference.sampling import Sampling
 
-    return Sampling(temperature, top_k if top_k != 0 else None, top_p, min_p)
+    return Sampling(temperature, top_k if top_k != 0 else None, top_p, min_p, repetition_penalty)
 
 
 def with_weights(model: GPT, weights: str) -> GPT:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from niels_gpt.system.command_line import App
+from niels_gpt.cli.command_line import App
 
 app = App(help="Import a public model.")
 
@@ -50,9 +50,9 @@ def hf(
 
     Weights must be safetensors and keep their type. Nothing of the folder is executed.
     """
-    from niels_gpt.pretrained.find_model import check_name
+    from niels_gpt.pretrained.find_model import MOST_CONTEXT, check_model
 
-    check_name(model, revision=revision)
+    check_model(model, revision=revision, context=context or MOST_CONTEXT)  # before torch is imported
 
     from niels_gpt.pretrained.imported_run import default_run_name, describe, import_model
     from niels_gpt.runs.folder import RunFolder

@@ -1,47 +1,61 @@
-"""`niels-gpt`: registers the commands.
+"""`niels-gpt`: the commands by purpose.
 
-Importing this module loads only typer and the option declarations: a command imports what it needs when it runs, so
-that `--help` is fast. A mistake by the user ends in one line on stderr and exit code 1 (NIELS_GPT_DEBUG=1 shows the
+Importing this module loads only typer: a command is imported when it is used, and imports what it needs when it runs,
+so that `--help` is fast. A mistake by the user ends in one line on stderr and exit code 1 (NIELS_GPT_DEBUG=1 shows the
 traceback).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from niels_gpt.cache.cli import app as cache_app
-from niels_gpt.cli import batch, config, data, export, import_model, notes, runs, splice, tokenizer
-from niels_gpt.cli.audit import audit
-from niels_gpt.cli.chat import chat
-from niels_gpt.cli.clean import clean
-from niels_gpt.cli.demo import demo
-from niels_gpt.cli.doctor import doctor
-from niels_gpt.cli.eval import eval_
-from niels_gpt.cli.generate_text import generate
-from niels_gpt.cli.memorize import memorize
-from niels_gpt.cli.pipeline import pipeline
-from niels_gpt.cli.report import report
-from niels_gpt.cli.serve import serve
-from niels_gpt.cli.trace import trace
-from niels_gpt.cli.train import train
-from niels_gpt.system.command_line import App
-from niels_gpt.system.console import run_app
+from niels_gpt.cli.command_line import App
+from niels_gpt.cli.groups import Entry, group
+from niels_gpt.cli.run_app import run_app
 
-
-class _Commands(TyperGroup):
-    """The commands as the help lists them: `notes` first, although typer lists groups last."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=lambda name: name != "notes")
-
+SECTIONS = {
+    "Start": {
+        "notes": Entry("notes:app", "A model of your notes, in one command."),
+        "demo": Entry("demo:demo", "Train a small model and chat with it, offline."),
+        "chat": Entry("chat:chat", "Chat with a model."),
+        "generate": Entry("generate_text:generate", "Continue a text."),
+        "serve": Entry("serve:serve", "A page and an HTTP API for your models."),
+    },
+    "Train": {
+        "train": Entry("train:train", "Train one model from a config, or resume a run."),
+        "pipeline": Entry("pipeline:pipeline", "Two trainings: on token caches, then for chat."),
+        "data": Entry("data:app", "Sources of text: which exist, and what is in them."),
+        "tokenizer": Entry("tokenizer:app", "Train a tokenizer, and measure it."),
+        "cache": Entry("cache:app", "Token caches: build, verify, free."),
+        "config": Entry("config:app", "List, show and explain configs."),
+        "import": Entry("import_model:app", "Bring a public model here."),
+        "export": Entry("export:app", "Write a model in the formats of other programs."),
+    },
+    "Look": {
+        "runs": Entry("runs:app", "List, show, compare, report and remove runs."),
+        "eval": Entry("eval:eval_", "Score a model on held-out text and questions."),
+        "audit": Entry("audit:audit", "May I publish it? What of your notes it can recite."),
+        "doctor": Entry("doctor:doctor", "What this machine can run, and what is missing."),
+    },
+    "Research": {
+        "research": Entry("research:app", "memorize, trace, splice, batch, lint, inspect, diff."),
+    },
+}
+MOVED = {
+    "memorize": "research memorize",
+    "trace": "research trace",
+    "splice": "research splice",
+    "batch": "research batch",
+    "report": "runs report",
+    "clean": "cache clean",
+}
 
 app = App(
     help="A personal language-model workbench: your notes and public text in, your own small GPT out.",
     add_completion=True,
-    cls=_Commands,
+    cls=group(SECTIONS, MOVED),
 )
 
 
@@ -52,31 +66,6 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
         typer.echo(f"niels-gpt {__version__}")
         raise typer.Exit
-
-
-app.command()(demo)
-app.command()(train)
-app.command()(pipeline)
-app.command("eval")(eval_)
-app.command()(generate)
-app.command()(chat)
-app.command()(serve)
-app.command()(memorize)
-app.command()(audit)
-app.command()(trace)
-app.command()(report)
-app.command()(doctor)
-app.command()(clean)
-app.add_typer(notes.app, name="notes")
-app.add_typer(batch.app, name="batch")
-app.add_typer(data.app, name="data")
-app.add_typer(cache_app, name="cache")
-app.add_typer(tokenizer.app, name="tokenizer")
-app.add_typer(splice.app, name="splice")
-app.add_typer(config.app, name="config")
-app.add_typer(runs.app, name="runs")
-app.add_typer(import_model.app, name="import")
-app.add_typer(export.app, name="export")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`niels-gpt memorize`: measure what a checkpoint has memorized of its training documents."""
+"""`niels-gpt research memorize`: measure what a checkpoint has memorized of its training documents."""
 
 from __future__ import annotations
 
@@ -90,6 +90,7 @@ def memorize(
     """
     from json import dumps
 
+    from niels_gpt.cli.run_app import INTERRUPTED
     from niels_gpt.memorization.measure import ExtractionSettings
     from niels_gpt.memorization.run import measure_run, report_folder
     from niels_gpt.memorization.selection import (
@@ -97,9 +98,8 @@ def memorize(
         read_documents,
         select_documents,
     )
-    from niels_gpt.report.memorization_files import write_report
+    from niels_gpt.report.memorization_report import write_report
     from niels_gpt.runs.loading import load_run
-    from niels_gpt.system.console import INTERRUPTED
     from niels_gpt.system.progress import progress_bar
 
     if text:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from niels_gpt.cli.command_line import App, Command
+from niels_gpt.cli.note_options import NoteOptions, takes_note_options
 from niels_gpt.cli.options import Count, DeviceOption, JsonOption, OptionalPath, Text, notes_argument
-from niels_gpt.data.note_options import NoteOptions, takes_note_options
-from niels_gpt.system.command_line import App, Command
 from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
+    from niels_gpt.config import DataConfig
     from niels_gpt.data.note_check import NoteCheck
 
 DEFAULT = "folder"
@@ -79,7 +80,7 @@ def check(
     """Show what would be read, and what should not be learned.
 
     Counts the notes, their sizes and scripts, and finds duplicates, files that are not text, and secrets (keys,
-    tokens, passwords, card numbers). Nothing is trained, and no secret is printed.
+    passwords, PINs, card, phone and account numbers). Nothing is trained, and no secret is printed.
     """
     import dataclasses
     from json import dumps
@@ -150,6 +151,10 @@ def folder(
         ),
     ] = False,
     note_options: NoteOptions = NoteOptions(),
+    allow_data_change: Annotated[
+        bool,
+        typer.Option("--allow-data-change", help="Resume although notes were removed; recorded in the run."),
+    ] = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Train a model of your notes that you can chat with, in one command.
@@ -161,55 +166,80 @@ def folder(
     """
     import contextlib
     import dataclasses
+    import shutil
     import time
 
     began = time.monotonic()  # torch takes seconds to import
 
     from niels_gpt.cli import first_model
+    from niels_gpt.cli.resumable import resumable
+    from niels_gpt.data.note_record import check_notes
     from niels_gpt.runs.loading import claimed_run
-    from niels_gpt.runs.pipeline import PipelineFolder
+    from niels_gpt.runs.pipeline import CACHE, PipelineFolder
     from niels_gpt.system import files
     from niels_gpt.system.console import format_duration
     from niels_gpt.system.device import resolve_device
     from niels_gpt.system.progress import progress_bar, status_line
-    from niels_gpt.system.resumable import resumable
     from niels_gpt.training.progress import say
     from niels_gpt.workflow.base_plan import check_base, open_base
-    from niels_gpt.workflow.chat_model import dialogue_file, read_corpus, topics_of
+    from niels_gpt.workflow.chat_model import dialogue_file, read_corpus, taught_topics, topics_of
     from niels_gpt.workflow.choose_plan import choose_plan
-    from niels_gpt.workflow.plan import plan_in
+    from niels_gpt.workflow.plan import data_in, plan_in
     from niels_gpt.workflow.report_size import report_size
 
     device = resolve_device(device)
     if resume and run_dir is None:
         raise ValueError("--resume needs --run-dir: the folder of the model to continue")
-    if lora_rank is not None and base is None:
-        raise ValueError("--lora-rank needs --base: adapters change a model that is trained already")
+    root = files.expand_home(folder).absolute()
+    own_primer = None if primer in (None, "embedded") else str(files.expand_home(primer or "").absolute())
     with contextlib.ExitStack() as new_folder:
         run = PipelineFolder(run_dir if run_dir is not None else new_folder.enter_context(claimed_run("notes")).path)
+        asked = {"folder": str(root), **dataclasses.asdict(note_options), "exclude": list(note_options.exclude)}
+        asked |= {"no_questions": no_questions, "primer": own_primer or primer, "base": base, "lora_rank": lora_rank}
+        asked |= {"minutes": minutes}
+        begun = plan_in(run) if resume else None
+        if resume:
+            asked = _restored(asked, run.read_options() or _options_of(data_in(run)), run.path)
+            note_options = NoteOptions(**{name: asked[name] for name in dataclasses.asdict(note_options)})
+            no_questions, primer, base, lora_rank, minutes = (
+                asked[name] for name in ("no_questions", "primer", "base", "lora_rank", "minutes")
+            )
+        if lora_rank is not None and base is None:
+            raise ValueError("--lora-rank needs --base: adapters change a model that is trained already")
         words = [*note_options.words(), *(["--no-questions"] if no_questions else [])]
         words += ["--minutes", f"{minutes:g}"] if minutes != DEFAULT_MINUTES else []
         for option, value in (("--primer", primer), ("--base", base), ("--lora-rank", lora_rank)):
             words += [] if value is None else [option, str(value)]
-        root = files.expand_home(folder).absolute()
         resume_command = command("notes", root, *words, "--run-dir", run.path, "--resume")
         new_folder.enter_context(resumable(lambda: resume_command))
-        begun = plan_in(run) if resume else None
         if begun is None:
             first_model.check_free(run, resume="--resume")
             if resume:
                 say(f"no training has begun in {run.path}: starting from the beginning")
+                if run.read_options():  # the folder is ours
+                    shutil.rmtree(run.path / CACHE, ignore_errors=True)  # notes may be gone since
+            run.write_options(asked)
+            new_folder.push(lambda kind, *_: run.forget_options() if kind and issubclass(kind, Exception) else None)
             if base is not None:
                 with status_line("checking the base"):
                     check_base(base, run.path / "base")
+        else:
+            start_over = command("notes", root, *words)
+            for recorded in (run.path, run.path / CACHE):
+                for line in check_notes(recorded, start_over=start_over, keep=allow_data_change):
+                    say(line)
         notes = dataclasses.replace(note_options.notes(), formats="text")
         with status_line("reading notes"):
-            corpus = read_corpus(folder, notes, errors=note_options.encoding_errors or "skip")
+            split_by = "shared_text" if begun is None else begun.split_by
+            corpus = read_corpus(folder, notes, errors=note_options.encoding_errors or "skip", split_by=split_by)
         say(f"{corpus.selected.root}: {corpus.selected.summary()}")
         if begun is not None:
-            topics = [] if no_questions else topics_of(corpus, begun)
-            trained = first_model.resume_training(run, device=device, resume_command=resume_command)
+            topics = [] if no_questions else taught_topics(topics_of(corpus, begun), run.path / CACHE)
+            trained = first_model.resume_training(
+                run, device=device, resume_command=resume_command, allow_data_change=allow_data_change
+            )
         else:
+            first_model.warn_of_dominant_note(corpus)
             first_model.warn_of_secrets(corpus)
             first_model.warn_of_private_notes(corpus)
             loaded = None
@@ -242,9 +272,9 @@ def folder(
                 resume_command=resume_command,
                 base=loaded,
             )
-        print("\nBits per byte on notes that it has never seen; lower is better. (xz and gzip see only these bytes.)")
+        print("\nBits per byte on notes that it has never seen; lower is better.")
         size = report_size(60 * minutes, [] if trained.writer.run is None else trained.writer.run.metrics())
-        scores = first_model.show_scores_of(trained, limit=size.held_out)
+        scores = first_model.show_scores_of(trained, limit=size.held_out, primed=size.primed)
         first_model.show_base_comparison(trained, scores, most=size.compared)
         first_model.show_continuation(trained, corpus)
         first_model.show_answers(trained, topics, notes=len(corpus.train), most=size.questions)
@@ -258,8 +288,39 @@ def folder(
         print(f"  {command('audit', run.path, '--notes', corpus.selected.root)}")
 
 
+def _restored(asked: dict[str, Any], stored: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the options that a model was begun with. Raises ValueError if others were typed.
+
+    asked: as typed, with the defaults. The minutes may change: they choose nothing that is read.
+    """
+    defaults = {"minutes": DEFAULT_MINUTES, "exclude": [], "folder": None}
+    for name, value in asked.items():
+        typed = value not in (defaults.get(name), False, None)
+        if typed and name != "minutes" and name in stored and value != stored[name]:
+            option = "FOLDER" if name == "folder" else f"--{name.replace('_', '-')}"
+            before = stored[name] if stored[name] not in ([], False, None) else "not given"
+            raise ValueError(
+                f"{option} is {value}, but the model in {folder} was begun with another ({before}): omit {option}, or "
+                "start over without --resume in another --run-dir"
+            )
+    kept = {"minutes": asked["minutes"]} if asked["minutes"] != DEFAULT_MINUTES else {}
+    return {**asked, **stored, **kept}
+
+
+def _options_of(data: DataConfig | None) -> dict[str, Any]:
+    """Return the options behind the config of a model that an older version began; none if it has no plan."""
+    import dataclasses
+
+    if data is None:
+        return {}
+    options = {**dataclasses.asdict(data.notes), "exclude": list(data.notes.exclude), "folder": data.roam}
+    del options["formats"]
+    return {**options, "encoding_errors": data.encoding_errors}
+
+
 def _print_check(found: NoteCheck) -> None:
-    from niels_gpt.data.note_selection import NOT_A_NOTE, NOT_UTF8, private_notes_line
+    from niels_gpt.data.note_selection import NOT_A_NOTE, private_notes_line
+    from niels_gpt.data.reading.utf8 import NOT_UTF8
     from niels_gpt.system.console import short_number
 
     print(f"{found.folder}: {found.summary}")
@@ -269,6 +330,8 @@ def _print_check(found: NoteCheck) -> None:
         print(f"\nsize: {found.words:,} words, {short_number(found.bytes)}B; largest:")
         for path, size in found.largest:
             print(f"  {short_number(size):>8}B  {_safe(path)}")
+        if found.dominant:
+            print(_safe(found.dominant))
         scripts = [f"{name} {_percent(share)}" for name, share in found.scripts.items() if share >= 0.01]
         others = sum(share for share in found.scripts.values() if share < 0.01)
         if others:

@@ -6,12 +6,12 @@ mistyped path is reported before that. The checks are those of the library, in m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional, get_args, get_origin
 
 import typer
 
-from niels_gpt.cache.cli import Offline
 from niels_gpt.config import LAST_SEED, MOST_TOKENS
 from niels_gpt.system import files
 from niels_gpt.system.urls import location
@@ -21,7 +21,6 @@ Text = Optional[str]  # noqa: UP045
 Count = Optional[int]  # noqa: UP045
 Number = Optional[float]  # noqa: UP045
 OptionalPath = Optional[Path]  # noqa: UP045
-OfflineOption = Offline
 
 
 def output_option(name: str, text: str, *, folder: bool = False) -> Any:
@@ -33,6 +32,17 @@ def output_option(name: str, text: str, *, folder: bool = False) -> Any:
         return path
 
     return typer.Option(name, callback=check, is_eager=True, help=text)  # eager: checked before what is read
+
+
+def input_option(name: str, text: str) -> Any:
+    """Return the option of a file or folder to read; one that does not exist is refused before any work starts."""
+
+    def check(path: OptionalPath) -> OptionalPath:
+        if path is not None and not files.expand_home(path).exists():
+            raise FileNotFoundError(f"{name} {path}: no such file or folder")
+        return path
+
+    return typer.Option(name, callback=check, help=text)
 
 
 def config_option(text: str) -> Any:
@@ -73,11 +83,46 @@ def choice_option(name: str, choices: tuple[str, ...], text: str) -> Any:
     return typer.Option(name, callback=check, help=text)
 
 
+def _go_offline(offline: bool) -> bool:
+    if offline:
+        from niels_gpt.data.reading.hub import go_offline
+
+        go_offline()
+    return offline
+
+
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", callback=_go_offline, help="Never contact the Hub: local files and caches only.")
+]
+
+
+def field_option(cls: type, name: str, panel: str | None = None) -> Any:
+    """Return the annotation of a parameter: the option `--name` of a config field, with its type, choices and help.
+
+    What is not given is None, and a list is [].
+    """
+    from niels_gpt.config.explain import docstrings
+    from niels_gpt.config.options import fields_of, kinds_of
+
+    kind = kinds_of(fields_of(cls)[name])[0].type
+    settings: dict[str, Any] = {"rich_help_panel": panel, "help": docstrings(cls)[name].partition(". ")[0]}
+    given: Any = kind
+    if get_origin(kind) is Literal:
+        given, settings["metavar"] = Text, "|".join(get_args(kind))
+    elif get_origin(kind) is tuple:
+        given, settings["metavar"] = list[get_args(kind)[0]], "TEXT"  # type: ignore[misc]
+    return Annotated[given, typer.Option(f"--{name.replace('_', '-')}", **settings)]
+
+
 # --- the model ---------------------------------------------------------------------------------------
 
 
 def _newest_by_default(ctx: typer.Context, run: OptionalPath) -> OptionalPath:
     return None if ctx.resilient_parsing else run_or_newest(run, ctx.params.get("checkpoint"))
+
+
+def _newest_trained_by_default(ctx: typer.Context, run: OptionalPath) -> OptionalPath:
+    return None if ctx.resilient_parsing else run_or_newest(run, None, imported=False)
 
 
 def check_runs(ctx: typer.Context, runs: list[Path] | None) -> list[Path] | None:
@@ -89,10 +134,10 @@ def check_runs(ctx: typer.Context, runs: list[Path] | None) -> list[Path] | None
     return runs
 
 
-def run_or_newest(run: OptionalPath, checkpoint: OptionalPath) -> OptionalPath:
+def run_or_newest(run: OptionalPath, checkpoint: OptionalPath, *, imported: bool = True) -> OptionalPath:
     """Return the run, or the newest one if neither it nor a checkpoint was given, and print which.
 
-    Raises ValueError if there is none.
+    imported: whether that may be an imported model. Raises ValueError if there is none.
     """
     from niels_gpt.runs.loading import check_model_path, find_run
 
@@ -101,7 +146,7 @@ def run_or_newest(run: OptionalPath, checkpoint: OptionalPath) -> OptionalPath:
     elif checkpoint is None:
         from niels_gpt.system.console import hint
 
-        run = find_run(None).path
+        run = find_run(None, imported=imported).path
         hint(f"using {run}")
     return run
 
@@ -111,16 +156,22 @@ def complete_runs(incomplete: str) -> list[str]:
     return sorted(str(path.parent) for path in Path("runs").glob("*/config.yaml") if str(path).startswith(incomplete))
 
 
-RunArgument = Annotated[
-    OptionalPath,
-    typer.Argument(
+RUNS = Path("runs")
+RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Folder of the runs.")]
+
+
+def _run_argument(callback: Callable[[typer.Context, OptionalPath], OptionalPath], newest: str) -> Any:
+    return typer.Argument(
         metavar="RUN",
-        callback=_newest_by_default,
+        callback=callback,
         autocompletion=complete_runs,
         show_default=False,
-        help="A run, a pipeline or a checkpoint; default: the newest run in runs/.",
-    ),
-]
+        help=f"A run, a pipeline or a checkpoint; default: the newest {newest} in runs/.",
+    )
+
+
+RunArgument = Annotated[OptionalPath, _run_argument(_newest_by_default, "run")]
+TrainedRunArgument = Annotated[OptionalPath, _run_argument(_newest_trained_by_default, "run that was trained here")]
 ResumeArgument = Annotated[
     OptionalPath,
     typer.Argument(
@@ -216,6 +267,12 @@ TopPOption = Annotated[
 ]
 MinPOption = Annotated[
     Number, typer.Option("--min-p", help="Drop tokens less likely than this fraction of the most likely one.")
+]
+RepetitionPenaltyOption = Annotated[
+    float,
+    typer.Option(
+        "--repetition-penalty", help="Above 1, tokens of the prompt and of the text so far are less likely; 1 is off."
+    ),
 ]
 SeedOption = Annotated[
     Count, typer.Option("--seed", min=0, max=LAST_SEED, help="The same seed gives the same text; default: random.")

@@ -50,6 +50,10 @@ def pipeline(
     print_config: Annotated[bool, typer.Option("--print-config", help="Print both configs and exit.")] = False,
     verify: VerifyOption = False,
     track: TrackOption = [],  # noqa: B006
+    allow_data_change: Annotated[
+        bool,
+        typer.Option("--allow-data-change", help="Resume although notes were removed; recorded beside the caches."),
+    ] = False,
 ) -> None:
     """Pretrain on token caches, then fine-tune for chat.
 
@@ -91,7 +95,7 @@ def pipeline(
         with world.fail_together():
             for name, run in folder.runs.items():  # find a mistake in the second phase before the first one has run
                 check_start(phases[name], run, device=world.device, world=world, resume=run.exists)
-            finished = check_and_store(phases, folder, resume, verify) if world.is_main else []
+            finished = check_and_store(phases, folder, resume, verify, allow_data_change) if world.is_main else []
         run_phases(phases, folder, world.broadcast(finished), world, track=track)
         if world.is_main:
             _print_result(folder)
@@ -123,7 +127,11 @@ def _load_phases(
 
 
 def check_and_store(
-    phases: dict[str, RunConfig], folder: PipelineFolder, resume: bool = False, verify: bool = False
+    phases: dict[str, RunConfig],
+    folder: PipelineFolder,
+    resume: bool = False,
+    verify: bool = False,
+    allow_data_change: bool = False,
 ) -> list[str]:
     """Check the folder and the data of both phases, then store their configs. Return the finished phases.
 
@@ -131,7 +139,8 @@ def check_and_store(
     data or config has changed since. Raises ValueError, before anything is stored, also for a phase that cannot be
     resumed with its config or data.
     """
-    from niels_gpt.training.resume import check_resumable, with_saved_schedule
+    from niels_gpt.training.progress import say
+    from niels_gpt.training.resume import check_notes_read, check_resumable, with_saved_schedule
     from niels_gpt.training.tasks.registry import open_task
     from niels_gpt.training.tasks.token_task import verify_caches
 
@@ -139,6 +148,9 @@ def check_and_store(
         raise ValueError(
             f"{folder.path} already holds a pipeline: resume it with --resume, or choose another --run-dir"
         )
+    if resume:
+        for line in check_notes_read(phases["pretrain"], folder.path, keep=allow_data_change):
+            say(line)
     finished = []
     for name, run in folder.runs.items():
         phase = phases[name]

@@ -1,4 +1,4 @@
-"""`niels-gpt report`: a run, or a comparison of runs, as one HTML page and as Markdown."""
+"""`niels-gpt runs report`: a run, or a comparison of runs, as one HTML page and as Markdown."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from niels_gpt.cli.options import OptionalPath, complete_runs, output_option
-from niels_gpt.cli.runs import RUNS, RunsDirOption
+from niels_gpt.cli.options import RUNS, OptionalPath, RunsDirOption, complete_runs, output_option
 
 
 def report(
@@ -39,11 +38,11 @@ def report(
 ) -> None:
     """Write a report of a run, or compare runs.
 
-    One self-contained HTML file and the same as Markdown: config, data and licences, curves, loss beside xz and gzip,
+    One self-contained HTML file and the same as Markdown: config, data and licences, curves, loss beside xz and zstd,
     samples, speed and hardware, memorization, commands and versions. The run may still be training.
     """
-    from niels_gpt.runs.catalog import find_runs, locate, pipeline_of, resolve_runs, summarize
-    from niels_gpt.runs.describe import unique_names
+    from niels_gpt.runs.catalog import locate, newest_first, resolve_runs, unique_names
+    from niels_gpt.runs.pipeline import pipeline_of
     from niels_gpt.system import files
 
     for given in memorization:
@@ -52,7 +51,7 @@ def report(
     if runs:
         paths = list(dict.fromkeys(path for run in runs for path in resolve_runs(run, runs_dir)))
     else:
-        paths = sorted(find_runs(runs_dir), key=lambda path: summarize(path).changed)[-1:]
+        paths = [newest.path for newest in newest_first(runs_dir)[:1]]
         if not paths:
             raise ValueError(f"no runs in {runs_dir}/: name the folder of a run")
     named = locate(runs[0], runs_dir) if len(runs) == 1 else None

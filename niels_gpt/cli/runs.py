@@ -8,29 +8,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from niels_gpt.cli.options import JsonOption, OptionalPath, output_option
+from niels_gpt.cli.command_line import App
+from niels_gpt.cli.options import RUNS, JsonOption, OptionalPath, RunsDirOption, output_option
+from niels_gpt.cli.report import report
 from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
-    from niels_gpt.runs.catalog import RunSummary
+    from niels_gpt.runs.info import RunInfo
 
-app = typer.Typer(help="List, show, compare and remove runs.", no_args_is_help=True)
-
-RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Folder of the runs.")]
-RUNS = Path("runs")
+app = App(help="List, show, compare, report and remove runs.")
+app.command("report")(report)
 
 
 @app.command("list")
 def list_(runs_dir: RunsDirOption = RUNS, json: JsonOption = False) -> None:
     """List the runs, newest first."""
-    from dataclasses import asdict
     from json import dumps
 
-    from niels_gpt.runs.catalog import summarize_all
+    from niels_gpt.runs.catalog import newest_first
 
-    found = summarize_all(runs_dir)
+    found = newest_first(runs_dir)
     if json:
-        print(dumps([asdict(run) for run in found], indent=2))
+        print(dumps([run.summary for run in found], indent=2))
     elif found:
         _show_table(found)
     else:
@@ -46,16 +45,14 @@ def show(
     """Show a run: data, settings that differ from the defaults, checkpoints, results, next commands."""
     from json import dumps
 
-    from niels_gpt.runs.catalog import find_runs, locate, pipeline_of, resolve_runs, summarize
-    from niels_gpt.runs.describe import describe
+    from niels_gpt.runs.catalog import locate, newest_first, resolve_runs
+    from niels_gpt.runs.info import RunInfo
+    from niels_gpt.runs.pipeline import pipeline_of
 
-    if run:
-        paths = resolve_runs(run, runs_dir)
-    else:
-        paths = sorted(find_runs(runs_dir), key=lambda path: summarize(path).changed)[-1:]
-        if not paths:
-            raise ValueError(_no_runs(runs_dir))
-    details = [describe(path) for path in paths]
+    paths = resolve_runs(run, runs_dir) if run else [newest.path for newest in newest_first(runs_dir)[:1]]
+    if not paths:
+        raise ValueError(_no_runs(runs_dir))
+    details = [RunInfo(path).detail for path in paths]
     if json:
         print(dumps(details if len(details) > 1 else details[0], indent=2))
         return
@@ -79,22 +76,20 @@ def compare(
     json: JsonOption = False,
 ) -> None:
     """Draw the losses of several runs in one picture, and list the config values that differ."""
-    from dataclasses import asdict
     from json import dumps
 
     from niels_gpt.report.curves import plot_comparison
-    from niels_gpt.runs.catalog import resolve_runs, summarize
-    from niels_gpt.runs.describe import config_table, unique_names, without_own_paths
+    from niels_gpt.runs.catalog import config_table, resolve_runs, unique_names, without_own_paths
+    from niels_gpt.runs.info import RunInfo
 
     paths = list(dict.fromkeys(path for run in runs for path in resolve_runs(run, runs_dir)))
     if len(paths) < 2:
         got = ", ".join(map(str, paths))
         raise ValueError(f"compare needs two runs, got {got}: {command('runs', 'list')} shows all")
-    named = unique_names(paths, runs_dir)
-    summaries = [summarize(path, name) for name, path in named.items()]
-    for summary in summaries:
-        if summary.state == "damaged":
-            raise ValueError(f"{summary.path} cannot be compared: {summary.problem}")
+    named = {name: RunInfo(path, name) for name, path in unique_names(paths, runs_dir).items()}
+    for run in named.values():
+        if run.state == "damaged":
+            raise ValueError(f"{run.path} cannot be compared: {run.problem}")
     if out is None:
         out = runs_dir / f"compare-{'-'.join(name.replace('/', '-') for name in named)}"[:200]
         out = out.with_name(out.name + ".png")
@@ -102,9 +97,9 @@ def compare(
     plot_comparison(named, out)
     table = config_table(named)
     if json:
-        print(dumps({"runs": [asdict(s) for s in summaries], "config": table, "picture": str(out)}, indent=2))
+        print(dumps({"runs": [run.summary for run in named.values()], "config": table, "picture": str(out)}, indent=2))
         return
-    _show_table(summaries)
+    _show_table(list(named.values()))
     print()
     if not table:
         print("the configs are equal")
@@ -122,7 +117,8 @@ def rm(
     runs_dir: RunsDirOption = RUNS,
 ) -> None:
     """Remove runs from the disk."""
-    from niels_gpt.runs.catalog import check_removable, disk_usage, locate, remove
+    from niels_gpt.runs.catalog import check_removable, locate, remove
+    from niels_gpt.runs.info import disk_usage
     from niels_gpt.system.console import plural
 
     paths = list(dict.fromkeys(locate(run, runs_dir) for run in runs))
@@ -138,7 +134,7 @@ def rm(
     print(f"removed {', '.join(map(str, paths))}: {_size(total)} freed")
 
 
-def _show_table(runs: Sequence[RunSummary]) -> None:
+def _show_table(runs: Sequence[RunInfo]) -> None:
     from datetime import datetime
 
     from rich.markup import escape
@@ -179,10 +175,10 @@ def _no_runs(runs_dir: Path) -> str:
 
 
 def _print_details(detail: dict[str, Any], *, show_next: bool) -> None:
-    """Print what `describe` returns, with or without the next commands."""
+    """Print `RunInfo.detail`, with or without the next commands."""
     from datetime import datetime
 
-    from niels_gpt.runs.describe import value_text
+    from niels_gpt.runs.catalog import value_text
     from niels_gpt.runs.source import source_text
 
     if detail["state"] == "damaged":
@@ -196,6 +192,7 @@ def _print_details(detail: dict[str, Any], *, show_next: bool) -> None:
         ("model", f"{task}{detail['parameters']:,} parameters, T={detail['context']}, V={detail['vocabulary']}"),
         *([("source", source_text(detail["source"]))] if detail["source"] else []),
         *(("data", line) for line in detail["data"]),
+        *([("topics", f"{detail['topics']} lists those that it was taught")] if detail["topics"] else []),
     ]
     if detail["best_loss"] is not None:
         bits = "" if detail["bits_per_byte"] is None else f", {detail['bits_per_byte']:.3f} bits per byte"
@@ -227,7 +224,7 @@ def _show_config_table(table: dict[str, list[Any]], names: list[str]) -> None:
     from rich.table import Table
 
     from niels_gpt.cli.tables import one_line_cell, show_table
-    from niels_gpt.runs.describe import value_text
+    from niels_gpt.runs.catalog import value_text
 
     shown = Table(box=None, pad_edge=False)
     shown.add_column("config", no_wrap=True)

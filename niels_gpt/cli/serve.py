@@ -8,9 +8,11 @@ from typing import Annotated, Optional
 import typer
 
 from niels_gpt.cli.options import (
+    RUNS,
     Count,
     DeviceOption,
     OptionalPath,
+    RunsDirOption,
     Text,
     WeightsOption,
     check_runs,
@@ -43,10 +45,27 @@ def serve(
             "--api-key", envvar=KEY_VARIABLE, show_envvar=True, show_default=False, help="Key that requests need."
         ),
     ] = None,
+    allow_origin: Annotated[
+        list[str],
+        typer.Option(
+            "--allow-origin",
+            metavar="ORIGIN",
+            help="Site whose pages may use the server (CORS), such as http://localhost:3000; may be repeated.",
+        ),
+    ] = [],  # noqa: B006
+    allow_host: Annotated[
+        list[str],
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="Name by which clients may reach the server besides localhost, such as host.docker.internal; "
+            "may be repeated.",
+        ),
+    ] = [],  # noqa: B006
     slots: Annotated[int, typer.Option("--slots", min=1, max=4096, help="Replies of a model at a time.")] = 32,
     queue: Annotated[int, typer.Option("--queue", min=0, max=100_000, help="Replies that may wait for a slot.")] = 128,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, max=1_000_000, help="Longest reply that a request may ask for.")
+        int, typer.Option("--max-tokens", min=1, max=1_000_000, help="Longest reply; requests for more are cut.")
     ] = 4096,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, max=1e6, help="Longest time of a request, in seconds.")
@@ -72,9 +91,7 @@ def serve(
     access_log: Annotated[
         OptionalPath, output_option("--access-log", "File of the access log; default: standard error.")
     ] = None,
-    runs_dir: Annotated[
-        Path, typer.Option("--runs", "--runs-dir", help="Folder of the runs that the page shows.")
-    ] = Path("runs"),
+    runs_dir: RunsDirOption = RUNS,
     device: DeviceOption = "auto",
     weights: WeightsOption = "float32",
 ) -> None:
@@ -91,15 +108,18 @@ def serve(
     from niels_gpt.serve.limits import Limits
     from niels_gpt.serve.page_routes import PAGE_ROUTERS, STATIC
     from niels_gpt.serve.runs_routes import runs_router
-    from niels_gpt.serve.security import check_key, is_loopback
+    from niels_gpt.serve.security import check_host, check_key, check_origin, is_loopback
     from niels_gpt.serve.served_model import load_models
-    from niels_gpt.serve.server import address, bind, run
+    from niels_gpt.serve.server import address, bind, exiting_on_sigterm, run
     from niels_gpt.system.threads import leave_cores_to_other_threads
+    from niels_gpt.training.progress import say
 
     check_key(host, api_key)
+    origins, hosts = [check_origin(origin) for origin in allow_origin], [check_host(name) for name in allow_host]
     threads = leave_cores_to_other_threads()
     limits = Limits(slots=slots, queue=queue, new_tokens=max_tokens, request_seconds=timeout)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(exiting_on_sigterm())
         listening = stack.enter_context(bind(host, port))
         models = load_models(
             runs or [_newest()],
@@ -118,12 +138,14 @@ def serve(
             limits=limits,
             api_key=api_key,
             local=is_loopback(host),
+            origins=origins,
+            hosts=hosts,
             access_log=log,
             routers=[*PAGE_ROUTERS, runs_router(runs_dir)],
             static=STATIC,
         )
         url = address(listening)
-        print(f"serving {', '.join(model.id for model in models)} on {url}/v1 (page: {url}/ )", flush=True)
+        say(f"serving {', '.join(model.id for model in models)} on {url}/v1 (page: {url}/ )")
         run(app, listening, limits)
 
 

@@ -1,4 +1,4 @@
-"""`niels-gpt splice select`, `coverage`, `study` and `fit`."""
+"""`niels-gpt research splice select`, `coverage`, `study` and `fit`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from niels_gpt.cli.command_line import App
+from niels_gpt.cli.note_options import NoteOptions, takes_note_options
 from niels_gpt.cli.options import (
     Count,
     DeviceOption,
@@ -25,8 +27,6 @@ from niels_gpt.cli.options import (
     config_option,
     output_option,
 )
-from niels_gpt.data.note_options import NoteOptions, takes_note_options
-from niels_gpt.system.command_line import App
 
 if TYPE_CHECKING:
     import numpy as np
@@ -243,7 +243,7 @@ def splice_study(
 
 @app.command("fit")
 def splice_fit(
-    runs: Annotated[list[Path], typer.Argument(help="Runs that `niels-gpt memorize` has measured.")],
+    runs: Annotated[list[Path], typer.Argument(help="Runs that `niels-gpt research memorize` has measured.")],
     png: PngOption = None,
     html: HtmlOption = None,
     json: JsonOption = False,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from niels_gpt.cli.command_line import App
+from niels_gpt.cli.note_options import NoteOptions, takes_note_options
 from niels_gpt.cli.options import (
     JsonOption,
     OfflineOption,
@@ -14,8 +16,6 @@ from niels_gpt.cli.options import (
     SourceConfigOption,
     output_option,
 )
-from niels_gpt.data.note_options import NoteOptions, takes_note_options
-from niels_gpt.system.command_line import App
 from niels_gpt.system.program import command
 
 if TYPE_CHECKING:

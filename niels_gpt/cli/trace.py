@@ -1,4 +1,4 @@
-"""`niels-gpt trace`: which parts of a text are verbatim in the training text of a run."""
+"""`niels-gpt research trace`: which parts of a text are verbatim in the training text of a run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def trace(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="TEXT [RUN]",
+            metavar="[RUN] TEXT",
             autocompletion=complete_runs,
-            help="The text to trace (- reads it from standard input), and the run; default: the newest.",
+            help="The text to trace (- reads it from standard input), after the run; default: the newest.",
         ),
     ],
     checkpoint: CheckpointOption = None,
@@ -60,7 +60,7 @@ def trace(
 
 
 def split_words(words: list[str]) -> tuple[str, Path | None]:
-    """Return (text, run or None) of `TEXT [RUN]`, in either order. Raises ValueError if neither of two names a run."""
+    """Return (text, run or None) of `[RUN] TEXT`, in either order. Raises ValueError if neither of two names a run."""
     from niels_gpt.runs.loading import names_run
 
     first, *rest = words
@@ -73,9 +73,9 @@ def split_words(words: list[str]) -> tuple[str, Path | None]:
     if len(rest) == 1:
         raise ValueError(
             f"{rest[0]!r} is not a run, a pipeline or a checkpoint. Name a run folder (it has a config.yaml); or quote "
-            f"a text of several words: {command('trace', ' '.join(words))}"
+            f"a text of several words: {command('research', 'trace', ' '.join(words))}"
         )
-    raise ValueError(f"quote a text of several words: {command('trace', ' '.join(words))}")
+    raise ValueError(f"quote a text of several words: {command('research', 'trace', ' '.join(words))}")
 
 
 def _show(overlaps: Overlaps, top: int) -> None:

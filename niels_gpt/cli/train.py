@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from niels_gpt.cli.note_options import NoteOptions, takes_note_options
 from niels_gpt.cli.options import (
     Count,
     DeviceOption,
@@ -27,7 +28,6 @@ from niels_gpt.cli.options import (
     WikiOption,
     config_option,
 )
-from niels_gpt.data.note_options import NoteOptions, takes_note_options
 from niels_gpt.system.program import command
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _print_result(config: RunConfig, run: RunFolder, result: TrainResult) -> Non
         say(f"best validation loss {result.best['loss']:.4f} after {result.best['step']} steps")
     say(f"run folder: {run.path} (config.yaml, metrics.jsonl, checkpoints/, samples/, loss.png)")
     after = {
-        "splice": [command("memorize", run.path)],
+        "splice": [command("research", "memorize", run.path)],
         "pretrain": [command("eval", run.path), command("generate", run.path, "The ")],  # it has not learned to chat
     }
     show_next(*after.get(config.task, [command("eval", run.path), command("chat", run.path)]))

@@ -1,20 +1,13 @@
-"""Shared by all commands: run an app, print errors as one line, format numbers."""
+"""Text for the user: hints, errors as one line, formatted numbers."""
 
 from __future__ import annotations
 
-import io
-import itertools
+import errno
 import logging
-import os
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from niels_gpt.system import files, memory, open_files, program, terminal, threads
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
+from niels_gpt.system import files, memory, open_files, terminal, threads
 
 _quiet = False
 _VERBOSE = "niels-gpt --verbose"
@@ -54,111 +47,6 @@ class OtherProcessFailed(Exception):
     """Another process of this run failed and reports the error; this one exits with code 1 and no message."""
 
 
-def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) -> None:
-    """Run a command line. Exit codes: 0, 1 (error), 2 (usage), 3 (partly done), 130 (interrupted).
-
-    A ValueError, OSError, ArithmeticError or error of memory or threads is a message to the user: it is printed as one
-    line on stderr (NIELS_GPT_DEBUG=1 shows the traceback). If the error (or KeyboardInterrupt) has the attribute
-    `leave_at_once`, the process exits without clean-up. Any other exception is a bug and keeps its traceback.
-    """
-    import warnings
-
-    memory.prepare_for_limit()
-    open_files.raise_limit()
-    set_quiet(False)
-    set_verbose(False)
-    # On a busy machine, OpenMP threads that spin while they wait for each other can take ten times as long. After 1000
-    # spins they sleep instead, which costs nothing on an idle machine. torch reads this when it loads.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # On ARM torch uses mimalloc, which returns freed memory after 10 ms: 12,000 page faults per step of the demo, and
-    # 7 % of its time. Keep the memory, as `allocator.keep_freed_memory` does for glibc.
-    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
-
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"warning: {message}", file=sys.stderr)
-
-    warnings.showwarning = show
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # a file name may contain any byte
-    for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # the parent process closed it
-            setattr(sys, stream, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
-    arguments = [_expand_home_in(word) for word in (sys.argv[1:] if arguments is None else arguments)]
-    program.set_arguments(arguments)
-    with terminal.neutralized_terminal():
-        _run(app, arguments, name)
-
-
-def _run(app: Callable[..., Any], arguments: list[str], name: str) -> None:
-    try:
-        _check_values(arguments)
-        app(args=arguments, prog_name=name)
-    except OtherProcessFailed:
-        sys.exit(1)
-    except (ValueError, OSError, ArithmeticError, MemoryError, RuntimeError, ImportError, SystemError) as err:
-        if os.environ.get("NIELS_GPT_DEBUG") or not _is_for_the_user(err):
-            raise
-        print(f"error: {one_line(error_message(err))}", file=sys.stderr)
-        _leave_at_once_after(err, 1)
-        sys.exit(1)
-    except KeyboardInterrupt:  # before or after what click runs
-        sys.exit(INTERRUPTED)
-    except SystemExit as err:
-        if err.code == INTERRUPTED:
-            _leave_at_once_after(err, INTERRUPTED)
-        _flush_output()
-        raise
-
-
-def _flush_output() -> None:
-    """Write what is left in the buffer of stdout. A full disk may show only now: exit with an error line."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise  # the reader is gone; Python ends quietly
-    except OSError as err:
-        print(f"error: cannot write the output: {err.strerror}", file=sys.stderr)
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, sys.stdout.fileno())  # Python flushes again when it exits
-        os.close(devnull)
-        sys.exit(1)
-
-
-def _is_for_the_user(err: Exception) -> bool:
-    """Whether an error is a message to the user, and no bug."""
-    expected = isinstance(err, ValueError | OSError | ArithmeticError | RecursionError)
-    return expected or memory.is_out_of_memory(err) or threads.is_thread_error(err)
-
-
-def _leave_at_once_after(err: BaseException, code: int) -> None:
-    """Exit without clean-up if an error that led to this one asks for it."""
-    reason: BaseException | None = err
-    while reason is not None:
-        if getattr(reason, "leave_at_once", False):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        reason = reason.__cause__ or reason.__context__
-
-
-def _expand_home_in(word: str) -> str:
-    """Expand the ~ of --run-dir=~/x: the shell does not expand a ~ after an equals sign."""
-    option, _, value = word.partition("=")
-    return f"{option}={files.expand_home(value)}" if option.startswith("--") and value.startswith("~/") else word
-
-
-def _check_values(arguments: list[str]) -> None:
-    """Raise ValueError for an option with an empty value.
-
-    As a path it would mean the working directory, but `--roam "$NOTES"` usually means that NOTES is not set.
-    """
-    words = list(itertools.takewhile(lambda word: word != "--", arguments))
-    for word, following in itertools.zip_longest(words, words[1:]):
-        option, equals, value = word.partition("=")
-        if option.startswith("--") and (value if equals else following) == "":
-            raise ValueError(f"the value of {option} is empty: give a value, or omit {option}")
-
-
 def one_line(text: str) -> str:
     """Return a message that may quote names and texts of any kind as one line, without control characters."""
     return terminal.neutralize(text).replace("\n", "\\n")
@@ -172,6 +60,8 @@ def error_message(err: BaseException) -> str:
         return threads.describe()
     if isinstance(err, RecursionError):
         return "something that was read is nested too deeply; NIELS_GPT_DEBUG=1 shows where"
+    if isinstance(err, OSError) and err.errno == errno.EBADF and err.filename is None:
+        return "stdout is closed"
     return files.describe_os_error(err) + open_files.remedy(err) if isinstance(err, OSError) else str(err)
 
 

@@ -54,6 +54,12 @@ def startable(wanted: int, *, reserve: int = MARGIN) -> int:
     return max(0, min(wanted, _by_address_space(wanted, reserve), _by_processes(wanted)))
 
 
+def prepare_torch() -> None:
+    """For programs that compute a model: `fit_torch`, and keep freed memory."""
+    fit_torch()
+    allocator.keep_freed_memory()
+
+
 def fit_torch() -> None:
     """Lower the number of torch's threads to what the limits allow, with a warning; it must be imported."""
     torch = sys.modules["torch"]

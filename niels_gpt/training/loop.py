@@ -21,10 +21,13 @@ import torch
 
 from niels_gpt.config import RunConfig
 from niels_gpt.config.public_model import is_public
+from niels_gpt.config.unused import check_used
+from niels_gpt.data.note_record import record_notes
 from niels_gpt.data.note_selection import SelectedNotes
 from niels_gpt.data.source_paths import with_absolute_paths
 from niels_gpt.inference.generation import stream_text
 from niels_gpt.inference.sampling import Sampling
+from niels_gpt.kernels.replaced import plain_inside, plain_wanted
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.lora import add_adapters
 from niels_gpt.pretrained.initial_weights import initial_path
@@ -33,7 +36,7 @@ from niels_gpt.runs.checkpoint import save_base
 from niels_gpt.runs.environment import DIVERGED, FINISHED, STOPPED, Session, recorded_session
 from niels_gpt.runs.folder import MetricsLog, RunFolder
 from niels_gpt.runs.loading import claimed_run
-from niels_gpt.system import files
+from niels_gpt.system import files, threads
 from niels_gpt.system.device import check_precision, resolve_device
 from niels_gpt.system.machine import machine_facts
 from niels_gpt.system.processes import SINGLE_PROCESS, World
@@ -46,7 +49,7 @@ from niels_gpt.training.parallel.agreement import check_rows, check_same
 from niels_gpt.training.parallel.sharding import distribute, full_model
 from niels_gpt.training.prefetch import Prefetcher
 from niels_gpt.training.progress import Reporter, Silent
-from niels_gpt.training.resume import TrainState, identity, initialize, restore, sharded_content
+from niels_gpt.training.resume import TrainState, check_notes_read, identity, initialize, restore, sharded_content
 from niels_gpt.training.step import StepRunner, deterministic, first_line
 from niels_gpt.training.tasks.base import Batch, Task
 from niels_gpt.training.tasks.registry import open_task, sources_with_licences, with_derived_values
@@ -148,6 +151,8 @@ def train(
                 f"train.lora.rank={config.train.lora.rank} freezes the initial weights, but init_from is empty, so "
                 "they are random: set init_from to a checkpoint, or train.lora.rank=0"
             )
+        if resume and run.exists and world.is_main:
+            notes += check_notes_read(config, run.path, keep=allow_data_change)
         if verify and world.is_main:
             verify_caches(config)
     for note in notes:
@@ -163,6 +168,7 @@ def train(
                 stack.enter_context(run.lock())
                 _check_folder(run, resume)  # again under the lock: another process may have started a run meanwhile
         stack.enter_context(deterministic(config.engine.deterministic, device))
+        stack.enter_context(plain_inside(config.engine.backend == "plain"))
         caught = stack.enter_context(_catch_signals())
         with reporting_out_of_memory(f"a model of {weights_text(config.model)} on {device}: use a smaller one"):
             state = _initial_state(config, device, world)
@@ -189,14 +195,17 @@ def train(
                 run.write_config(config)
                 run.write_tokenizer(task.tokenizer)
                 run.write_skipped(selections)
+                if not resume:
+                    record_notes(run.path, selections, config.data.notes)
                 log = stack.enter_context(contextlib.closing(MetricsLog(run.metrics_path)))
         if resume and state.step >= config.train.total_steps:
             report.note(f"all {state.step} steps are done: for a larger number of steps, {run.extend_command}")
+        report.note(f"backend: {runner.backend}")
         report.start(first=state.step, total=config.train.total_steps)
         stack.callback(report.close)
         try:
             with (
-                _recorded_session(run, state, task, sources, device, world) as session,
+                _recorded_session(run, state, task, sources, device, runner.backend, world) as session,
                 _reporting_device_failure(device, state, run),
             ):
                 result = _loop(state, config, task, run, device, runner, world, log, report, caught)
@@ -211,14 +220,20 @@ def train(
 
 @contextlib.contextmanager
 def _recorded_session(
-    run: RunFolder, state: TrainState, task: Task, sources: Sequence[Mapping[str, Any]], device: str, world: World
+    run: RunFolder,
+    state: TrainState,
+    task: Task,
+    sources: Sequence[Mapping[str, Any]],
+    device: str,
+    backend: str,
+    world: World,
 ) -> Iterator[Session]:
     """Record on the main process that the run starts, and how it ends; see `runs.environment`."""
     recorded = recorded_session(
         run.path,
         step=state.step,
         processes=world.size,
-        machine=machine_facts(device),
+        machine={**machine_facts(device), "backend": backend},
         data=sources,
         fingerprint=task.fingerprint(),
         write=world.is_main,
@@ -250,9 +265,13 @@ def check_start(
     """Raise ValueError for a run that cannot start, as far as this is known without reading its data."""
     if not resume:  # else total_steps may have changed, and the warm-up belongs to the steps before
         scheduled_lr(0, config.train)  # rejects a long warm-up
+    plain_wanted()  # rejects a wrong value of its variable
     check_rows(config, world)
     check_precision(config.train.precision, device)
     check_size(config, processes=world.size)
+    if not resume:  # a stored config is only read
+        default = with_absolute_paths(RunConfig(task=config.task))
+        check_used(with_absolute_paths(config), default, device=device, processes=world.size)
     if config.init_from and not resume:
         initial_path(config.init_from)
     if world.is_main:
@@ -273,6 +292,7 @@ def _check_folder(run: RunFolder, resume: bool) -> None:
 
 def _initial_state(config: RunConfig, device: str, world: World) -> TrainState:
     """The initial weights, equal on every process; with engine.shard each process keeps only its shard."""
+    threads.prepare_torch()
     set_seed(derive_seed(config.train.seed, "init"))
     model = GPT(config.model)
     if config.train.lora.rank:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
-from niels_gpt.runs.validation import headline_evals as headline_evals
+from niels_gpt.runs.metrics import headline_evals as headline_evals
 from niels_gpt.system.console import format_duration, is_quiet, short_number
 from niels_gpt.system.files import display_path
 from niels_gpt.system.progress import status_line

@@ -15,18 +15,22 @@ from torch import nn
 from niels_gpt.config import RunConfig
 from niels_gpt.config.schema import default_warmup
 from niels_gpt.config.yaml_file import differences, to_dict, with_defaults
+from niels_gpt.data.note_record import check_notes
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.lora import base_state
 from niels_gpt.pretrained.initial_weights import open_initial
 from niels_gpt.runs.checkpoint import CheckpointError, check_weights, is_dense
 from niels_gpt.runs.folder import RunFolder
+from niels_gpt.system import files
 from niels_gpt.system.console import plural
 from niels_gpt.system.processes import World
 from niels_gpt.system.program import command
+from niels_gpt.system.urls import is_url
 from niels_gpt.training.optim.schedule import ramp_steps, scheduled_lr
 from niels_gpt.training.parallel.sharding import fill, is_sharded, state_tensors, ties
 from niels_gpt.training.progress import Reporter
 from niels_gpt.training.tasks.base import Task
+from niels_gpt.training.tasks.documents import uses_bytes
 from niels_gpt.training.tasks.token_caches import build_command
 
 
@@ -102,6 +106,18 @@ def initialize(state: TrainState, config: RunConfig, task: Task, device: str) ->
     check_weights(base_state(state.model), weights, where=where)
     fill(base_state(state.model), weights)
     return Origin(initial.step, dict(initial.data))
+
+
+def check_notes_read(config: RunConfig, run: Path, *, keep: bool) -> list[str]:
+    """Compare the notes that a run was made of with their folder; see `check_notes`."""
+    if uses_bytes(config):
+        new = command("train", "--config", run / "config.yaml", "--run-dir", "NEW")
+        return check_notes(run, start_over=new, keep=keep)
+    location = config.splice.base or config.data.token_cache
+    if is_url(location):
+        return []
+    new = f"{build_command(config)} and a new run"
+    return check_notes(files.expand_home(location), start_over=new, keep=keep)
 
 
 def restore(

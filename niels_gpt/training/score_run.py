@@ -12,7 +12,7 @@ from niels_gpt.cache.formats import splits_of
 from niels_gpt.cache.meta import check_meta, past_vocabulary, read_meta, split_tokens
 from niels_gpt.cache.verify import stream_slice
 from niels_gpt.config import RunConfig
-from niels_gpt.evaluation.baselines import reference_bits
+from niels_gpt.evaluation.baselines import PRIMED_BYTES, references
 from niels_gpt.evaluation.exact import Score, score_examples, score_stream
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.streams import load_streams
@@ -22,12 +22,12 @@ from niels_gpt.training.tasks.base import eval_name
 from niels_gpt.training.tasks.byte_task import SOURCES, stream_config
 
 REFERENCE_TOKENS = 5_000_000
-"""Most training tokens that the unigram reference of a token cache is fitted on."""
+"""Most training tokens of a cache, the first ones, that the references read."""
 EXAMPLES_PER_BATCH = 32
 """SFT examples per forward pass."""
 
-Scores = dict[str, dict[str, float]]
-"""Name of a held-out set -> bytes, tokens, nats_per_token, bits_per_byte, perplexity and the reference bits."""
+Scores = dict[str, dict[str, Any]]
+"""Name of a held-out set -> bytes, tokens, nats_per_token, bits_per_byte, perplexity and the `references`."""
 
 
 class ScoreOptions(NamedTuple):
@@ -40,6 +40,8 @@ class ScoreOptions(NamedTuple):
     limit: int | None = None
     """Score only the first so many bytes or tokens of each held-out set."""
     precision: str = "fp32"
+    primed: int = PRIMED_BYTES
+    """Bytes of the training text that the compressors read first, at most."""
 
 
 def score_byte_streams(
@@ -66,7 +68,8 @@ def score_byte_streams(
     for name, streams in load_streams(stream_config(config, names), T=loaded.model.config.T).items():
         held_out = streams[options.split].data[: options.limit]
         score = score_stream(loaded.model, held_out, stride=options.stride, precision=options.precision)
-        scores[eval_name(name, options.split)] = _with_references(score, held_out, streams["train"].data)
+        compared = references(held_out, train=streams["train"].data, primed=options.primed)
+        scores[eval_name(name, options.split)] = _as_dict(score) | compared
     return scores
 
 
@@ -111,9 +114,10 @@ def score_token_caches(
             continue
         ids = checked(stream_slice(cache, options.split, 0, length), cache / options.split)
         score = score_stream(loaded.model, ids, stride=options.stride, token_sizes=sizes, precision=options.precision)
-        train_length = min(split_tokens(meta, cache, "train"), REFERENCE_TOKENS)
-        train = checked(stream_slice(cache, "train", 0, train_length), cache / "train")
-        scores[eval_name(name, options.split)] = _with_references(score, text(ids), text(train))
+        whole = split_tokens(meta, cache, "train")
+        train = checked(stream_slice(cache, "train", 0, min(whole, REFERENCE_TOKENS)), cache / "train")
+        compared = references(text(ids), train=text(train), primed=options.primed, whole=len(train) == whole)
+        scores[eval_name(name, options.split)] = _as_dict(score) | compared
     if options.split == "test":
         if not scores:
             build = command("cache", "build", "wikitext", "--test", "--cache-dir", folder.path)
@@ -134,20 +138,21 @@ def score_token_caches(
 
 def held_out_references(
     config: RunConfig, fingerprint: Mapping[str, str] | None, *, limit: int | None = None
-) -> dict[str, dict[str, float]]:
-    """Return size and reference bits of the held-out sets of p_val and p_train, which need no model.
+) -> Scores:
+    """Return sizes and `references` of the held-out sets of p_val and p_train, which need no model.
 
-    A set is {bytes, tokens, xz_bits, ...} of its first `limit` bytes or tokens. fingerprint: the task's, of the run;
+    A set is {bytes, tokens, baselines, ...} of its first `limit` bytes or tokens. fingerprint: the task's, of the run;
     None: unknown. Raises ValueError or OSError if the data is gone, or has changed since.
     """
     shares = (config.train.p_val, config.train.p_train)
     names = list(dict.fromkeys(name for p in shares for name, share in p.items() if share))
-    found: dict[str, dict[str, float]] = {}
+    found: Scores = {}
     if config.task == "bytes":
         for name, streams in load_streams(stream_config(config, names), T=config.model.T).items():
             _check_unchanged(name, streams["train"].sha256, fingerprint)
             data = streams["val"].data[:limit]
-            found[eval_name(name)] = {"bytes": len(data), "tokens": len(data), **_bits(data, streams["train"].data)}
+            compared = references(data, train=streams["train"].data)
+            found[eval_name(name)] = {"bytes": len(data), "tokens": len(data), **compared}
     elif config.task == "pretrain":
         folder = CacheFolder(config.data.token_cache)
         for name in names:
@@ -159,18 +164,15 @@ def held_out_references(
             ids = stream_slice(cache, "val", 0, min(length, limit or length))
             train = stream_slice(cache, "train", 0, min(train_length, REFERENCE_TOKENS))
             text = text_bytes(folder.tokenizer, ids)
-            bits = _bits(text, text_bytes(folder.tokenizer, train))
-            found[eval_name(name)] = {"bytes": len(text), "tokens": len(ids), **bits}
+            whole = len(train) == train_length
+            compared = references(text, train=text_bytes(folder.tokenizer, train), whole=whole)
+            found[eval_name(name)] = {"bytes": len(text), "tokens": len(ids), **compared}
     return found
 
 
 def _check_unchanged(name: str, sha256: str, fingerprint: Mapping[str, str] | None) -> None:
     if fingerprint is not None and fingerprint.get(name, sha256) != sha256:
         raise ValueError(f"the source {name} has changed since the run")
-
-
-def _bits(held_out: bytes, train: bytes) -> dict[str, float]:
-    return {f"{name}_bits": value for name, value in reference_bits(held_out, train=train).items()}
 
 
 def _as_dict(score: Score) -> dict[str, float]:
@@ -181,7 +183,3 @@ def _as_dict(score: Score) -> dict[str, float]:
         "bits_per_byte": score.bits_per_byte,
         "perplexity": score.perplexity,
     }
-
-
-def _with_references(score: Score, held_out: bytes, train: bytes) -> dict[str, float]:
-    return _as_dict(score) | _bits(held_out, train)

@@ -19,7 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from niels_gpt.config import RunConfig
 from niels_gpt.kernels.cpu import native
-from niels_gpt.model.backend import Backend, Use, choose, use_backend
+from niels_gpt.kernels.replaced import plain_wanted
+from niels_gpt.model.backend import Backend, Use, choose, name_of, usable, use_backend
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.device import bf16_autocast, check_precision, emulates_bf16
 from niels_gpt.system.memory import gib, is_out_of_memory, machine_memory
@@ -80,11 +81,18 @@ class StepRunner:
         long_enough = config.train.total_steps >= COMPILE_FROM
         self._compile = self._cuda and long_enough if settings.compile is None else settings.compile
         self._graphs = self._cuda and world.size == 1 and settings.graphs is not False
+        if plain_wanted():
+            self._compile = self._graphs = False
         self._compiled: Callable[..., torch.Tensor] | None = None
         self._compile_works = False
         self._graph: _Graph | None = None
         self._done = 0
         model.checkpoint_activations = settings.checkpoint_activations
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend that computes the steps."""
+        return name_of(usable(self.model, self._backends["training"]))
 
     @contextlib.contextmanager
     def precision_context(self, use: Use = "training") -> Iterator[None]:
@@ -136,7 +144,7 @@ class StepRunner:
             self._find_micro_batches(batch)
             return self.step(batch, step=step, lr=lr)
         self._done += 1
-        if self._done == 1 and (why := native.problem()):
+        if self._done == 1 and self.backend == "cpu" and (why := native.problem()):
             self._note(f"warning: attention and GELU run in torch, and steps are up to a fifth slower: {why}")
         if self._graphs and self._done == GRAPH_WARM_UP and not batch.structure():
             self._capture(batch)

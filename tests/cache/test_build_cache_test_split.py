@@ -6,7 +6,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.cache.token_stream import TokenStream
 from niels_gpt.cache.verify import verify_cache
 from tests.cache import (

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_gpt.cache.checksums import BLOCK_BYTES, BlockHasher, load_array, open_checks, write_table
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.system.files import sha256_bytes
 
 DATA = np.random.default_rng(0).bytes(3 * BLOCK_BYTES + 100)

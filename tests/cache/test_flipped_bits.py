@@ -8,7 +8,8 @@ import shutil
 import numpy as np
 import pytest
 
-from niels_gpt.cache.meta import CacheError, listed_files, read_meta
+from niels_gpt.cache.formats import CacheError
+from niels_gpt.cache.meta import listed_files, read_meta
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.cache.verify import stream_slice

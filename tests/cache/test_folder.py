@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from niels_gpt.cache.folder import CacheFolder
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.cache.writing.partial_build import PartialBuild
 from niels_gpt.system import files
 from tests.cache import HELD_OUT, NOTES, chat_ids, conversations, meta_of, notes_cache, real_tokenizer, talk_cache

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.cache.meta import CacheError, check_file, check_listed, check_meta, open_meta, read_meta, write_meta
+from niels_gpt.cache.formats import CacheError
+from niels_gpt.cache.meta import check_file, check_listed, check_meta, open_meta, read_meta, write_meta
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),

@@ -9,7 +9,7 @@ import pytest
 
 from niels_gpt.cache import mmap
 from niels_gpt.cache.checksums import BLOCK_BYTES, BlockChecks, BlockHasher
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.cache.mmap import MappedFiles, MappedTokens
 from tests.cache import write_tokens
 

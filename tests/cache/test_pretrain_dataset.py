@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.cache import mmap
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from tests.cache import build_pretrain, memory_growth, meta_of, quick_folder, stream_of, write_tokens
 

@@ -9,7 +9,7 @@ import torch
 
 from niels_gpt.cache import meta as meta_module
 from niels_gpt.cache import mmap
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.cache.token_stream import TokenStream

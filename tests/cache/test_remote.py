@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from niels_gpt.cache import remote
+from niels_gpt.cache import copies, remote
 from niels_gpt.cache.folder import CacheFolder
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.cache.sources.build import install_tokenizer
@@ -27,7 +27,7 @@ DOCUMENTS = [f"document {i} " + "word " * 30 for i in range(60)]
 @pytest.fixture(autouse=True)
 def user_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.delenv(remote.VARIABLE, raising=False)
+    monkeypatch.delenv(copies.VARIABLE, raising=False)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def change(url, data):
     filesystem.pipe_file(path, data)
 
 
-def copies():
+def copied():
     """The token files that have a local copy."""
     return sorted((cache_folder() / "remote").rglob("*.bin"))
 
@@ -102,7 +102,7 @@ def test_published_meta_needs_all_files_of_their_size(published):
 def test_windows_of_a_url_are_those_of_the_local_cache(published):
     url, local = published
     mine, theirs = (PretrainTokenStreamDataset(f"{place}/train", T=16, device="cpu") for place in (local, url))
-    assert copies() == []  # nothing is fetched before it is read
+    assert copied() == []  # nothing is fetched before it is read
     assert mine.fingerprint() == theirs.fingerprint()
     for seed in range(20):
         a, b = (each.get_batch(B=4, generator=torch.Generator().manual_seed(seed)) for each in (mine, theirs))
@@ -134,7 +134,7 @@ def test_only_what_is_read_is_fetched(published):
     url, _ = published
     stream = TokenStream(f"{url}/train")
     stream.document(0)
-    assert [path.name for path in copies()] == ["shard_00000.bin"]
+    assert [path.name for path in copied()] == ["shard_00000.bin"]
 
 
 def test_a_shard_that_differs_from_its_hash_is_refused(published):
@@ -146,7 +146,7 @@ def test_a_shard_that_differs_from_its_hash_is_refused(published):
     assert np.array_equal(stream.shards[0].tokens, TokenStream(local / "train").shards[0].tokens)
     with pytest.raises(CacheError, match=rf"^{url}/{name} differs from its sha256 in meta.json"):
         _ = stream.shards[2].tokens
-    assert len(copies()) == 1
+    assert len(copied()) == 1
     assert not list(cache_folder().rglob("*.part"))
     change(f"{url}/{name}", data)
     assert stream.shards[2].tokens.tobytes() == data
@@ -169,37 +169,39 @@ def test_local_copies_stay_below_the_limit(published, monkeypatch):
     stream = TokenStream(f"{url}/train")
     folder = cache_folder() / "remote"
     limit = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) + 5500  # metas, tables, 5 shards
-    monkeypatch.setenv(remote.VARIABLE, str(limit / 1e9))
+    monkeypatch.setenv(copies.VARIABLE, str(limit / 1e9))
     wanted = TokenStream(local / "train")
     assert len(stream.shards) > 12
-    most = 0
+    kept = []
     for _ in range(2):
         for mine, theirs in zip(stream.shards, wanted.shards, strict=True):
             assert np.array_equal(mine.tokens, theirs.tokens)
             assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= limit
-            most = max(most, len(copies()))
+            kept.append(len(copied()))
+    most = max(kept)
     assert 1 < most < len(stream.shards)
+    assert min(kept[kept.index(most) :]) >= most - 1  # only the oldest goes, as much as the next one needs
     assert sum(shard._map is not None for shard in stream.shards) <= most  # a mapping would keep the space
 
 
 def test_a_cache_larger_than_the_limit_is_announced(published, monkeypatch, caplog):
     url, _ = published
-    monkeypatch.setenv(remote.VARIABLE, "0.000004")
+    monkeypatch.setenv(copies.VARIABLE, "0.000004")
     with caplog.at_level(logging.WARNING, logger="niels_gpt.cache"):
         PretrainTokenStreamDataset(f"{url}/train", T=8, device="cpu")
-    assert remote.VARIABLE in caplog.text
+    assert copies.VARIABLE in caplog.text
     for text in ("many", "0", "-1", "nan"):
-        monkeypatch.setenv(remote.VARIABLE, text)
-        with pytest.raises(ValueError, match=f"{remote.VARIABLE} is '{text}': set it to a number of GB"):
-            remote.size_limit()
+        monkeypatch.setenv(copies.VARIABLE, text)
+        with pytest.raises(ValueError, match=f"{copies.VARIABLE} is '{text}': set it to a number of GB"):
+            copies.size_limit()
 
 
 def test_a_file_larger_than_the_limit_is_refused_when_it_is_opened(published, monkeypatch):
     url, _ = published
-    monkeypatch.setenv(remote.VARIABLE, "0.0000009")
+    monkeypatch.setenv(copies.VARIABLE, "0.0000009")
     with pytest.raises(CacheError, match=rf"^{url}/train/shard_00000.bin has 1,000 bytes, but .* may have 900: set"):
         TokenStream(f"{url}/train")
-    assert copies() == []
+    assert copied() == []
 
 
 DAMAGE = {"one bit": lambda data: bytes([data[0] ^ 1]) + data[1:], "truncated": lambda data: data[:-10],
@@ -229,7 +231,7 @@ def test_a_copy_that_is_damaged_while_it_is_mapped_is_fetched_again(published):
     wanted = (local / "train/shard_00000.bin").read_bytes()
     shard = TokenStream(f"{url}/train").shards[0]
     assert shard.slice(0, 4).tobytes() == wanted[:8]
-    with copies()[0].open("r+b") as file:
+    with copied()[0].open("r+b") as file:
         file.truncate(100)
     shard.check_unchanged()
     assert shard.tokens.tobytes() == wanted
@@ -240,12 +242,12 @@ def test_a_damaged_copy_of_a_damaged_file_names_the_url(url, tmp_path, caplog):
     address = f"{url}/pretrain/notes"
     remote.publish_cache(local, address)
     _ = TokenStream(f"{address}/train").shards[0].tokens
-    copies()[0].write_bytes(b"x" * 1000)
+    copied()[0].write_bytes(b"x" * 1000)
     change(f"{address}/train/shard_00000.bin", b"x" * 1000)
     with pytest.raises(CacheError, match=rf"^{address}/train/shard_00000.bin differs.* build it again: .*") as caught:
         _ = TokenStream(f"{address}/train").shards[0].tokens
     assert str(caught.value).endswith(f"cache build notes --cache-dir {url} --force")
-    assert copies() == []
+    assert copied() == []
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 

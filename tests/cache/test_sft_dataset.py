@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.cache import mmap, sft_dataset
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from tests.cache import (
     ASST,

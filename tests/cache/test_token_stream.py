@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.cache import mmap
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.cache.token_stream import TokenStream
 from tests.cache import EOT, build_pretrain, meta_of, quick_folder, stream_of
 

@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from niels_gpt.cache import cli, folder, remote
-from niels_gpt.cache.meta import CacheError, read_meta
+from niels_gpt.cache import folder, remote
+from niels_gpt.cache.formats import CacheError
+from niels_gpt.cache.meta import read_meta
 from niels_gpt.cache.mixture import Mixture
 from niels_gpt.cache.pretrain_dataset import PretrainTokenStreamDataset
 from niels_gpt.cache.sft_dataset import SFTExampleDataset
 from niels_gpt.cache.token_stream import TokenStream
 from niels_gpt.cache.verify import differences, stream_slice, verify_cache
 from niels_gpt.cache.writing import checks, encoding
+from niels_gpt.cli import cache as cli
 from niels_gpt.evaluation.exact import score_stream
 from niels_gpt.model.gpt import GPT
 from niels_gpt.splice import MultiSpliceDocumentDataset

@@ -8,7 +8,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.cache.verify import differences, find_caches, stream_slice, verify_cache
 from niels_gpt.cache.writing.partial_build import PartialBuild
 from tests.cache import (

@@ -67,9 +67,9 @@ def test_an_untrained_model(place, tmp_path, capsys, untrained):
     shutil.copytree(place / "notes", notes)
     for i in range(6):
         (notes / f"stub {i}.md").write_text("ok", encoding="utf-8")
-    assert call("audit", untrained, "--notes", notes, *WINDOWS) == 0
+    assert call("audit", untrained, "--notes", notes, *WINDOWS) == NOT_JUDGED
     text = capsys.readouterr().out
-    assert "\nSAFE TO PUBLISH" in text and "no passage of 8 documents" in text
+    assert "not in a run folder" in text.split("NOT JUDGED")[1] and "8 documents" in text and "TO PUBLISH" not in text
     assert "6 documents of fewer than 4 bytes" in text and "stub 4.md and 1 more" in text and "stub 5.md" not in text
     assert "no passage has P(z) >= 1e-06" in text
     assert "untrained.pt" in text.split("not in the run's data: ")[1]
@@ -95,10 +95,10 @@ def test_controls(place, tmp_path, capsys, trained):
     (tmp_path / "control/a.md").write_bytes(known)
     (tmp_path / "control/b.md").write_bytes(known + b" And some more.")
     (tmp_path / "mine/new.md").write_text(NEW, encoding="utf-8")
-    assert call("audit", place / "run", "--notes", "mine", "--control", "control", *WINDOWS) == 0
+    assert call("audit", place / "run", "--notes", "mine", "--control", "control", *WINDOWS) == NOT_JUDGED
     text, errors = capsys.readouterr()
     assert "a.md" in errors and "b.md" not in errors
-    assert "\nSAFE TO PUBLISH" in text and "controls, never trained on: 1 document;" in text
+    assert "8 documents of 8 are not in mine" in text and "controls, never trained on: 1 document;" in text
     assert "over the threshold" in text
 
 
@@ -116,6 +116,52 @@ def test_errors_are_one_line(place, capsys, arguments, mentioned):
     assert call("audit", place / "run", "--notes", place / "notes", *arguments) == 1
     message = error_of(capsys)
     assert all(part in message for part in mentioned)
+
+
+@pytest.mark.parametrize("option", ["--notes", "--control"])
+def test_a_missing_folder_is_refused_before_torch_is_imported(place, option):
+    command = [sys.executable, "-X", "importtime", "-m", "niels_gpt", "audit", str(place / "run"), option, "missing"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "missing" in done.stderr.splitlines()[-1]
+    assert not re.search(r"\|\s+torch$", done.stderr, re.MULTILINE)
+
+
+def test_without_a_run_an_imported_base_is_not_audited(place, tmp_path, capsys):
+    """The imported model is newer than the run that was trained here."""
+    shutil.copytree(place / "run", tmp_path / "runs/mine")
+    shutil.copytree(place / "run", tmp_path / "runs/base")
+    (tmp_path / "runs/base/source.json").write_text('{"name": "public", "licence": ""}', encoding="utf-8")
+    os.utime(tmp_path / "runs/base/config.yaml", (2**31, 2**31))
+    assert call("audit", "--notes", place / "notes", *WINDOWS, "--json") == NOT_SAFE
+    out, errors = capsys.readouterr()
+    assert "runs/mine" in json.loads(out)["checkpoint"] and "base" not in errors
+    shutil.rmtree(tmp_path / "runs/mine")
+    assert call("audit", "--notes", place / "notes", *WINDOWS) == 1
+    assert "no run" in error_of(capsys)
+
+
+def test_the_page_and_the_report_of_the_run_begin_with_the_verdict(place, tmp_path, capsys, trained):
+    """Also of an audit whose settings do not count for an export; at the threshold of the command."""
+    run = tmp_path / "run"
+    shutil.copytree(place / "run", run)
+    arguments = ["audit", run, "--notes", place / "notes", *WINDOWS, "--threshold", "0.002"]
+    assert call(*arguments, "--out", tmp_path / "out") == NOT_SAFE
+    page = read((tmp_path / "out/report.html").read_text(encoding="utf-8"))
+    assert page.texts("p")[0].startswith("NOT SAFE") and "P(z) >= 0.002" in page.texts("p")[0]
+    assert "0.2%" in page.texts("th") and "probability of 50%" not in " ".join(page.texts("p"))
+    passages = [text for text in page.texts("article") if f"{trained[0]}, line " in text]
+    assert passages
+    assert call("runs", "report", run) == 0
+    text = (run / "report.md").read_text(encoding="utf-8").split("## Memorization")[1].split("\n## ")[0]
+    assert (
+        "NOT SAFE" in text
+        and "P(z) >= 0.002" in text
+        and f"{trained[0]}, line 3" in text
+        and "Not measured" not in text
+    )
+    verdict = json.loads((tmp_path / "out/audit.json").read_text(encoding="utf-8"))
+    assert not any(passage["suffix"] in text for passage in verdict["passages"])
+    assert (run / "last-audit.json").stat().st_mode & 0o077 == 0
 
 
 def test_missing_checkpoints_and_notes(place, tmp_path, capsys):
@@ -140,10 +186,10 @@ def test_a_recited_note_of_another_suffix(place, tmp_path, capsys, trained):
     assert call("audit", place / "run", "--notes", "mine", *WINDOWS) == NOT_SAFE
     text = capsys.readouterr().out
     assert "NOT SAFE TO PUBLISH" in text and "of 2 documents" in text
-    named = re.findall(r"  (note\.\w+), from byte 0\b.*\n.*\n.*\n     also in (note\.\w+)$", text, re.MULTILINE)
-    assert [set(names) for names in named] == [{"note.txt", "note.MD"}]
+    named = re.findall(r"  (note\.\w+), line \d\n.*\n.*\n     also in (note\.\w+)$", text, re.MULTILINE)
+    assert named and all(set(names) == {"note.txt", "note.MD"} for names in named)
     assert call("audit", place / "run", "--notes", "mine/note.txt", *WINDOWS) == NOT_SAFE
-    assert call("audit", place / "run", "--notes", "mine/stray.md", *WINDOWS) == 0
+    assert call("audit", place / "run", "--notes", "mine/stray.md", *WINDOWS) == NOT_JUDGED
 
 
 def test_not_judged_has_its_own_exit_code(place, tmp_path, capsys):
@@ -158,8 +204,8 @@ def test_not_judged_has_its_own_exit_code(place, tmp_path, capsys):
     assert "skipped scan.png: not text (.png)" in text and "latin.txt" in text.split("NOT JUDGED")[1]
     assert call(*arguments, "--json") == NOT_JUDGED
     assert json.loads(capsys.readouterr().out)["verdict"] == "NOT JUDGED"
-    assert call(*arguments, "--encoding-errors", "replace") == 0
-    assert "\nSAFE TO PUBLISH" in capsys.readouterr().out
+    assert call(*arguments, "--encoding-errors", "replace") == NOT_JUDGED  # the notes of the run are elsewhere
+    assert "latin.txt" not in capsys.readouterr().out.split("NOT JUDGED")[1]
 
 
 def test_ctrl_c_prints_what_was_found(place, tmp_path):

@@ -1,4 +1,4 @@
-"""`niels-gpt batch show`: source, document, offset and text of every row of a step."""
+"""`niels-gpt research batch show`: source, document, offset and text of every row of a step."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def inside(folder, monkeypatch):
 
 
 def test_json(inside, capsys):
-    assert call("batch", "show", "--run", "run", "--step", 100, "--json") == 0
+    assert call("research", "batch", "show", "--run", "run", "--step", 100, "--json") == 0
     rows = open_task(load_config("run/config.yaml")).origins(100)
     assert json.loads(capsys.readouterr().out) == [dataclasses.asdict(row) for row in rows]
 
@@ -49,7 +49,7 @@ def test_every_row_is_printed_as_it_is(inside, capsys):
     """Also names and texts that look like terminal markup or emoji, and texts longer than a terminal is wide."""
     seen_markup = False
     for step in range(7):
-        assert call("batch", "show", "--run", "run", "--step", step) == 0
+        assert call("research", "batch", "show", "--run", "run", "--step", step) == 0
         output = capsys.readouterr().out
         end = " (past the end of the run)" if step >= 3 else ""
         assert output.startswith(f"step {step} of 3{end}: 4 rows of 150 bytes\n")
@@ -70,7 +70,7 @@ def test_long_texts_are_cut(inside, capsys):
     rows = open_task(load_config("run/config.yaml")).origins(1)
     longest = max(len(row.text) for row in rows)
     for chars, cut in ((5, True), (longest - 1, True), (longest, False), (0, False)):
-        assert call("batch", "show", "--run", "run", "--step", 1, "--chars", chars) == 0
+        assert call("research", "batch", "show", "--run", "run", "--step", 1, "--chars", chars) == 0
         output = capsys.readouterr().out
         for row in rows:
             assert (
@@ -88,24 +88,24 @@ def test_a_file_name_in_another_encoding_and_changed_data(tmp_path, monkeypatch,
     for options in ([], ["--json"]):
         capsys.readouterr()
         sys.stdout.reconfigure(errors="strict")  # as a terminal
-        assert call("batch", "show", "--run", "out", "--step", 0, *options) == 0
+        assert call("research", "batch", "show", "--run", "out", "--step", 0, *options) == 0
         output = capsys.readouterr().out
         assert r"caf\udce9 note_" in output
     documents = [row.document for row in open_task(load_config("out/config.yaml")).origins(0)]
     assert [row["document"] for row in json.loads(output)] == documents
     primer = texts / "primer.txt"
     primer.write_text(primer.read_text(encoding="utf-8").replace("the", "THE"), encoding="utf-8")
-    assert call("batch", "show", "--run", "out", "--step", 0) == 1
+    assert call("research", "batch", "show", "--run", "out", "--step", 0) == 1
     message = error_of(capsys)
     assert "primer" in message and "roam" not in message
 
 
 def test_rows_of_tokens(token_runs, capsys, monkeypatch):
     monkeypatch.chdir(token_runs)
-    assert call("batch", "show", "--run", "runs/chat", "--step", 1, "--json") == 0
+    assert call("research", "batch", "show", "--run", "runs/chat", "--step", 1, "--json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert all(row["text"].startswith(("<usr> ", "<sys> ")) for row in rows)
-    assert call("batch", "show", "--run", "runs/chat", "--step", 1) == 0
+    assert call("research", "batch", "show", "--run", "runs/chat", "--step", 1) == 0
     output = capsys.readouterr().out
     assert output.startswith("step 1 of 4: 6 rows of 16 tokens\n")
     for row in rows:

@@ -1,4 +1,4 @@
-"""`niels-gpt clean`: shows the cache folder, and frees it only when asked to."""
+"""`niels-gpt cache clean`: shows the cache folder, and frees it only when asked to."""
 
 import json
 import sys
@@ -19,10 +19,10 @@ def kernel(tmp_path, monkeypatch):
 
 
 def test_it_shows_and_removes_nothing_unasked(kernel, capsys):
-    assert call("clean") == 0
+    assert call("cache", "clean") == 0
     output = capsys.readouterr().out
     assert "xdg/niels-gpt: 1.5kB" in output and "compiled kernel" in output and "--yes" in output
-    assert call("clean", "--json") == 0
+    assert call("cache", "clean", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["bytes"] == 1500 and found["entries"][0]["path"] == str(kernel)
     assert kernel.exists()
@@ -30,11 +30,11 @@ def test_it_shows_and_removes_nothing_unasked(kernel, capsys):
 
 @pytest.mark.parametrize("options", [["--yes"], ["-y", "--json"]])
 def test_yes_frees_it(kernel, capsys, options):
-    assert call("clean", *options) == 0
+    assert call("cache", "clean", *options) == 0
     output = capsys.readouterr().out
     assert json.loads(output)["freed_bytes"] == 1500 if "--json" in options else "freed 1.5kB" in output
     assert not kernel.exists()
-    assert call("clean", "--yes") == 0
+    assert call("cache", "clean", "--yes") == 0
     assert "empty" in capsys.readouterr().out
 
 
@@ -51,5 +51,5 @@ def test_it_asks_on_a_terminal(kernel, monkeypatch, answer, kept):
 
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr("builtins.input", lambda *_: answer.strip())
-    call("clean")
+    call("cache", "clean")
     assert kernel.exists() == kept

@@ -1,4 +1,4 @@
-"""`niels-gpt data lint`: counts of supervised tokens, the example it shows, and caches it refuses."""
+"""`niels-gpt research lint`: counts of supervised tokens, the example it shows, and caches it refuses."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ def own(tmp_path):
 
 
 def lint(*arguments, root=None):
-    return call("data", "lint", *arguments, "--cache-dir", root or token_caches.folder())
+    return call("research", "lint", *arguments, "--cache-dir", root or token_caches.folder())
 
 
 def naive_counts(name, split, T, root=None):
@@ -102,10 +102,10 @@ def test_the_table(capsys):
 
 
 def test_defaults_and_names(own, capsys):
-    assert call("data", "lint", "--json") == 0
+    assert call("research", "lint", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (len(found["caches"]), found["T"], found["split"]) == (3, 1024, "train")
-    assert call("data", "lint", "primer", "dolly15k", "--json") == 0
+    assert call("research", "lint", "primer", "dolly15k", "--json") == 0
     assert [row["cache"] for row in json.loads(capsys.readouterr().out)["caches"]] == ["primer", "dolly15k"]
 
 

@@ -11,7 +11,7 @@ import torch
 import niels_gpt
 from niels_gpt.cli import doctor
 from niels_gpt.kernels.cpu import native
-from niels_gpt.model import backend
+from niels_gpt.model import backend, gpt
 from niels_gpt.model.backend import BackendRow
 from niels_gpt.system import device, machine
 from tests.cli import call, error_of
@@ -134,3 +134,21 @@ def test_missing_c_kernels_are_reported_once(no_kernels_yet, monkeypatch, capsys
     assert call("doctor", "--device", "cpu", "--json") == 0
     [line] = [line for line in json.loads(capsys.readouterr().out)["missing"] if "kernels" in line or "gcc" in line]
     assert line.startswith("cpu: ") and remedy in line
+
+
+def test_what_computes_a_model(capsys, monkeypatch):
+    """By precision; plain torch by request, and after an edit of the model."""
+
+    def computed_by():
+        assert call("doctor", "--device", "cpu", "--json") == 0
+        return json.loads(capsys.readouterr().out)["computed_by"]
+
+    assert set(computed_by().values()) == {"cpu"} and "fp32" in computed_by()
+    with monkeypatch.context() as patch:
+        patch.setattr(gpt.MLP, "forward", lambda self, x: x)
+        assert computed_by() == {"all": "plain (model/gpt.py was changed (MLP.forward))"}
+    monkeypatch.setenv("NIELS_GPT_BACKEND", "plain")
+    assert computed_by() == {"all": "plain (NIELS_GPT_BACKEND=plain)"}
+    monkeypatch.setenv("NIELS_GPT_BACKEND", "native")
+    assert call("doctor", "--device", "cpu") == 1
+    assert "NIELS_GPT_BACKEND must be auto or plain, got 'native'" in error_of(capsys)

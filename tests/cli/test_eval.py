@@ -64,13 +64,30 @@ def test_the_table_of_the_newest_run(capsys):
     assert errors == "using runs/small\n"
     lines = output.splitlines()
     assert lines[0].startswith("runs/small/checkpoints/best.pt after ") and " steps" in lines[0]
-    head = ["held", "out", "bytes", "nats/byte", "ppl", "model", "xz", "gzip", "unigram", "uniform"]
+    compressors = [[name, kind] for kind in ("primed", "alone") for name in scores["val_roam"]["baselines"]]
+    assert ["xz", "primed"] in compressors
+    head = [
+        "held",
+        "out",
+        "bytes",
+        "nats/byte",
+        "ppl",
+        "model",
+        *(word for pair in compressors for word in pair),
+        "unigram",
+        "uniform",
+    ]
     assert lines[1].split() == head
-    for line, (name, score) in zip(lines[2:], scores.items(), strict=True):
-        keys = ("nats_per_token", "perplexity", "bits_per_byte", "xz_bits", "gzip_bits", "unigram_bits")
-        digits = [3, 2, 3, 3, 3, 3]
-        numbers = [f"{score[key]:.{n}f}" for key, n in zip(keys, digits, strict=True)]
-        assert line.split() == [name, f"{score['bytes']:,}", *numbers, "8.000"]
+    for line, (name, score) in zip(lines[2:5], scores.items(), strict=True):
+        values = [score["bits_per_byte"], *(score["baselines"][name][kind] for name, kind in compressors)]
+        numbers = [f"{value:.3f}" for value in [*values, score["unigram_bits"]]]
+        measured = [f"{score['nats_per_token']:.3f}", f"{score['perplexity']:.2f}"]
+        assert line.split() == [name, f"{score['bytes']:,}", *measured, *numbers, "8.000"]
+    shared = [line for line in lines[6:] if "40 characters" in line]
+    for line, (name, score) in zip(shared, scores.items(), strict=True):
+        assert line.startswith(f"{name}: {score['held_out_lines_in_training']:.1%} ")
+    worse = [name for name, score in scores.items() if score["bits_per_byte"] > score["baselines"]["xz"]["primed"]]
+    assert worse == [line.partition(":")[0] for line in lines[6:] if "worse than xz" in line]
 
 
 def test_the_table_says_if_wiki_is_docstrings(capsys, monkeypatch):
@@ -78,7 +95,7 @@ def test_the_table_says_if_wiki_is_docstrings(capsys, monkeypatch):
 
     monkeypatch.setattr(embedded, "stdlib_files", lambda files=embedded.stdlib_files()[:25]: files)
     assert call("eval", "--run", "runs/small", "--wiki", "embedded", "--limit", 20) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("val_wiki")]
+    line, *_ = [line for line in capsys.readouterr().out.splitlines() if line.startswith("val_wiki")]
     assert line.startswith("val_wiki (Python docstrings) ")
 
 
@@ -128,12 +145,15 @@ def test_a_model_with_a_tokenizer_is_scored_on_token_caches(token_runs, capsys, 
     assert "nowhere" in error_of(capsys)
     assert call("eval", "--run", "runs/chat", "--limit", 60) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
+    lines = lines[: len(result["scores"]) + 1]
     assert lines[0].split()[2:5] == ["bytes", "tokens", "nats/token"]
     for line, (name, score) in zip(lines[1:], result["scores"].items(), strict=True):
         assert line.startswith(f"{name}  ")
         numbers = line.removeprefix(name).split()
         assert numbers[:3] == [f"{score['bytes']:,}", f"{score['tokens']:,}", f"{score['nats_per_token']:.3f}"]
-        assert len(numbers) == (5 if "(replies)" in name else 9)  # replies have no references
+        assert len(numbers) == (
+            5 if "(replies)" in name else 7 + 2 * len(score["baselines"])
+        )  # replies have no references
 
 
 # --- questions ---------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def test_trains_chats_and_audits(place, capsys, monkeypatch):
     typed(monkeypatch, "What is 3? </s>\n/exit\n")
     assert call("chat", "runs/chat", "--max-tokens", "5", "--device", "cpu") == 0
     assert call("eval", "runs/chat", "--device", "cpu") == 0
-    assert call("batch", "show", "runs/chat", "--step", "1") == 0
+    assert call("research", "batch", "show", "runs/chat", "--step", "1") == 0
     assert "[INST]" in capsys.readouterr().out
     assert call("audit", "runs/chat", "--notes", "notes", "--device", "cpu") in (0, 3, 4)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import niels_gpt
+from niels_gpt.cli import main, research
 from niels_gpt.config import RunConfig, yaml_file
 from niels_gpt.config.yaml_file import load_config
 from tests.cli import call, error_of
@@ -29,14 +30,60 @@ def empty_folder(tmp_path, monkeypatch):
 def test_help(capsys):
     assert call("--help") == 0
     shown = capsys.readouterr().out
-    commands = "demo train pipeline eval generate chat memorize audit doctor clean batch data cache tokenizer splice"
-    for command in commands.split():
-        assert f"\n  {command} " in shown
+    titles = re.findall(r"^(\w+):$", shown, re.MULTILINE)
+    assert titles == ["Options", "Start", "Train", "Look", "Research"]
+    names = re.findall(r"^  ([a-z]+) {2,}\S", shown, re.MULTILINE)
+    assert names[:2] == ["notes", "demo"] and names[-1] == "research" and len(names) == 18
+
+
+@pytest.mark.parametrize(("sections", "path"), [(main.SECTIONS, ""), (research.SECTIONS, "research")])
+def test_every_command_is_where_the_help_says(capsys, sections, path):
+    for section in sections.values():
+        for name, entry in section.items():
+            assert len(entry.help) <= 60
+            assert call(*path.split(), name, "--help") == 0
+            assert f"Usage: niels-gpt {path} {name}".replace("  ", " ") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        *main.MOVED.items(),
+        ("cache inspect", "research inspect"),
+        ("cache diff", "research diff"),
+        ("data lint", "research lint"),
+    ],
+)
+def test_a_former_name_works_and_is_not_listed(capsys, former, present):
+    shown = []
+    for name in (present, former):
+        assert call(*name.split(), "--help") == 0
+        shown.append(capsys.readouterr().out.partition("\n")[2])
+    assert shown[0] == shown[1]
+    *group, last = former.split()
+    assert call(*group, "--help") == 0
+    assert f"\n  {last} " not in capsys.readouterr().out
+
+
+def test_a_former_name_is_hinted_at_last(capsys):
+    assert call("clean", "--json") == 0
+    assert re.fullmatch(r"`niels-gpt clean` is now `\S.* cache clean`\n", capsys.readouterr().err)
+    assert call("cache", "inspect", "nowhere", "--at", "0") != 0
+    assert "is now" not in capsys.readouterr().err
+
+
+def test_a_misspelled_command_names_the_nearest(capsys):
+    assert call("chatt") == 2 and "'chat'" in capsys.readouterr().err
+    assert call("research", "trac") == 2 and "'trace'" in capsys.readouterr().err
 
 
 def test_no_command_prints_help(capsys):
-    call()
-    assert "Usage: niels-gpt" in "".join(capsys.readouterr())
+    """As an error, with exit code 2: on stderr, so that a script that forgot the command notices."""
+    assert call("--help") == 0
+    shown = capsys.readouterr().out
+    assert call() == 2
+    out, err = capsys.readouterr()
+    assert (out, err.split()) == ("", shown.split())
 
 
 def test_version(capsys):
@@ -59,12 +106,12 @@ def test_as_a_module_and_without_torch():
 
 
 def test_closed_standard_output_and_errors(tmp_path):
-    """Closed by the parent process."""
+    """Closed by the parent process: what was to be printed is lost, which is a failure."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for closed in (">&- 2>&-", ">&-"):
+    for closed, error in ((">&- 2>&-", b""), (">&-", b"error: stdout is closed\n")):
         line = f"{shlex.join([sys.executable, '-m', 'niels_gpt', '--version'])} {closed}"
         done = subprocess.run(["sh", "-c", line], env=environment, cwd=tmp_path, capture_output=True)
-        assert (done.returncode, done.stderr) == (0, b"")
+        assert (done.returncode, done.stderr) == (1, error)
 
 
 # --- mistakes ----------------------------------------------------------------------------------------
@@ -83,7 +130,7 @@ def test_closed_standard_output_and_errors(tmp_path):
         ("train --set train.B", r"--set.*'train\.B'"),
         (f"train --steps 200 --set train.warmup_steps=300 {ROAM_ONLY}", r"200"),
         ("train --device tpu", "tpu"),
-        ("train --encoding-errors ignore", "--encoding-errors must be strict, replace or skip, got 'ignore'"),
+        ("train --encoding-errors ignore", "--encoding-errors must be .*strict.*replace.*skip.*, got 'ignore'"),
         (f"train --roam none {ROAM_ONLY}", "none"),
         (f"train --primer none.txt {ROAM_ONLY.replace('roam', 'primer')}", "none.txt"),
         ("train --wiki none", "none"),
@@ -91,7 +138,7 @@ def test_closed_standard_output_and_errors(tmp_path):
         ("eval --run none", r"none.*config\.yaml"),
         ("eval --checkpoint none.pt", "none.pt"),
         ("chat --checkpoint none.pt", "none.pt"),
-        ("batch show --step 1", "runs/"),
+        ("research batch show --step 1", "runs/"),
         ("generate hello --top-k -3", "top_k"),
         ("generate hello --stop ''", "stop"),
     ],
@@ -104,7 +151,15 @@ def test_a_mistake_is_one_line_and_exit_code_1(capsys, tmp_path, command, facts)
 
 @pytest.mark.parametrize(
     "command",
-    ["fly", "train --fly", "train --steps many", "train --steps 0", "generate", "batch show", "batch show --step -1"],
+    [
+        "fly",
+        "train --fly",
+        "train --steps many",
+        "train --steps 0",
+        "generate",
+        "research batch show",
+        "research batch show --step -1",
+    ],
 )
 def test_wrong_usage_is_exit_code_2(capsys, command):
     assert call(*command.split()) == 2

@@ -1,4 +1,4 @@
-"""`niels-gpt memorize`: options, printed output, written files, errors."""
+"""`niels-gpt research memorize`: options, printed output, written files, errors."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def measured(place, tmp_path_factory):
     out = tmp_path_factory.mktemp("measured")
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         options = [*SMALL_WINDOWS, "--greedy", "16", "--stride", "10"]
-        assert call("memorize", "--run", place / "run", *options, "--out", out / "report") == 0
+        assert call("research", "memorize", "--run", place / "run", *options, "--out", out / "report") == 0
     report = json.loads((out / "report/report.json").read_text(encoding="utf-8"))
     return shown.getvalue(), out / "report", report
 
 
 def report_of(capsys, *arguments):
     """Return the report that `memorize --json` prints and writes into `out`."""
-    assert call("memorize", *arguments, "--json", "--out", "out") == 0
+    assert call("research", "memorize", *arguments, "--json", "--out", "out") == 0
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads(Path("out/report.json").read_text(encoding="utf-8"))
     assert report.pop("checksum") and report == read_checked_json("out/report.json")
@@ -103,10 +103,10 @@ def test_printed_text(place, measured, trained):
 
 def test_default_folder_of_the_report_and_its_law(tmp_path, capsys):
     copy = reciting.copy_to(tmp_path / "copy")
-    assert call("memorize", "--run", copy / "run", *SMALL_WINDOWS, "--stride", 20, "--greedy", 0) == 0
+    assert call("research", "memorize", "--run", copy / "run", *SMALL_WINDOWS, "--stride", 20, "--greedy", 0) == 0
     report = json.loads((copy / "run/memorization/report.json").read_text(encoding="utf-8"))
     capsys.readouterr()
-    assert call("splice", "fit", copy / "run", "--json") == 0
+    assert call("research", "splice", "fit", copy / "run", "--json") == 0
     fit = json.loads(capsys.readouterr().out)
     assert [point["epochs"] for point in fit["points"]] == [entry["epochs"] for entry in report["checkpoints"]]
     assert fit["law"]["c1"] > 0  # more epochs, more memorized
@@ -117,7 +117,7 @@ def test_options(place, capsys, trained):
     assert (report["checkpoints"], len(report["passages"])) == ([], 3)
     assert names(report) == {trained[0]} and not names(report, control=True)
     assert report["documents"][0]["greedy"]["starts"] == 0
-    assert call("memorize", "--run", place / "run", *QUICK, "--controls", 0, "--out", "out") == 0
+    assert call("research", "memorize", "--run", place / "run", *QUICK, "--controls", 0, "--out", "out") == 0
     assert "no control documents" in capsys.readouterr().out
     report = report_of(capsys, "--run", place / "run", *QUICK, "--whole-window")
     assert report["settings"]["map"] == "window" and report["strips"][0]["p"][0] > 0
@@ -129,7 +129,7 @@ def test_a_checkpoint_and_default_windows(place, capsys):
     assert (report["checkpoint"], report["step"]) == (str(path), STEPS[0])
     assert report["settings"] == {"window": 65, "prompt": 32, "stride": 40, "greedy": 32, "map": "suffix"}
 
-    assert call("memorize", place / "run", "--run", path) == 1
+    assert call("research", "memorize", place / "run", "--run", path) == 1
     assert re.search("--run .*name the same thing", error_of(capsys))
 
 
@@ -156,15 +156,15 @@ def test_files_as_documents_and_controls(place, capsys, texts, trained):
     report = report_of(capsys, "--run", place / "run", *QUICK, "--control", "other.txt")
     assert names(report) == set(trained) and "other.txt" in names(report, control=True)
     Path("short.txt").write_text("a short note\n", encoding="utf-8")
-    assert call("memorize", "--run", place / "run", *QUICK, "--text", "short.txt", "--out", "out") == 0
+    assert call("research", "memorize", "--run", place / "run", *QUICK, "--text", "short.txt", "--out", "out") == 0
     assert "short.txt (short) " in capsys.readouterr().out
 
 
 def test_a_checkpoint_outside_a_run(place, tmp_path, capsys, texts):
     shutil.copy(place / "run/checkpoints/best.pt", tmp_path / "model.pt")
-    assert call("memorize", "--checkpoint", "model.pt", *QUICK) == 1
+    assert call("research", "memorize", "--checkpoint", "model.pt", *QUICK) == 1
     assert "model.pt" in error_of(capsys)
-    assert call("memorize", "--checkpoint", "model.pt", *QUICK, "--text", "known.txt") == 0
+    assert call("research", "memorize", "--checkpoint", "model.pt", *QUICK, "--text", "known.txt") == 0
     assert "no held-out documents" in capsys.readouterr().err
     assert (tmp_path / "memorization-texts/report.html").exists()
     assert not (tmp_path / "memorization").exists()
@@ -174,7 +174,12 @@ def test_learned_positions_have_a_table(tmp_path, capsys, place):
     torch.manual_seed(0)
     model = GPT({"V": 256, "T": 64, "C": 16, "L": 1, "H": 2, "dropout": 0.0, "positions": "learned"})
     save_checkpoint(tmp_path / "m.pt", model, None, 0, model.config)
-    assert call("memorize", "--checkpoint", "m.pt", *QUICK, "--text", place / "notes/note 0.md", "--out", "out") == 0
+    assert (
+        call(
+            "research", "memorize", "--checkpoint", "m.pt", *QUICK, "--text", place / "notes/note 0.md", "--out", "out"
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     assert "RoPE" not in text
     position_map = json.loads((tmp_path / "out/report.json").read_text(encoding="utf-8"))["position_map"]
@@ -197,7 +202,7 @@ def test_learned_positions_have_a_table(tmp_path, capsys, place):
     ],
 )
 def test_errors_are_one_line(place, tmp_path, capsys, arguments, mentioned):
-    assert call("memorize", "--run", place / "run", *arguments, "--out", "out") == 1
+    assert call("research", "memorize", "--run", place / "run", *arguments, "--out", "out") == 1
     message = error_of(capsys)
     assert all(part in message for part in mentioned)
     assert not (tmp_path / "out").exists()
@@ -208,18 +213,18 @@ def test_nan_weights(tmp_path, capsys, place):
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
     save_checkpoint(tmp_path / "m.pt", model, None, step, model.config)
-    assert call("memorize", "--checkpoint", "m.pt", *QUICK, "--text", place / "notes/note 0.md") == 1
+    assert call("research", "memorize", "--checkpoint", "m.pt", *QUICK, "--text", place / "notes/note 0.md") == 1
     assert "nan" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_batch_show_of_a_splice_run(place, capsys):
-    assert call("batch", "show", "--run", place / "run", "--step", 3) == 0
+    assert call("research", "batch", "show", "--run", place / "run", "--step", 3) == 0
     assert "6 spans" in capsys.readouterr().out.splitlines()[0]
 
 
 @pytest.mark.parametrize("option", [["--source", "roam"], ["--documents", "2"], ["--select", "first"]])
 def test_files_and_a_selection_of_documents_exclude_each_other(place, tmp_path, capsys, option):
     (tmp_path / "a.md").write_text("Some words that are long enough.", encoding="utf-8")
-    assert call("memorize", place / "run", "--text", tmp_path / "a.md", *option) == 1
+    assert call("research", "memorize", place / "run", "--text", tmp_path / "a.md", *option) == 1
     message = error_of(capsys)
     assert "--text" in message and option[0] in message

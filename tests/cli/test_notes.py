@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench import figures
 from niels_gpt.cache.formats import list_shards
 from niels_gpt.cli.main import main
 from niels_gpt.config.yaml_file import load_config
@@ -48,7 +49,34 @@ def test_check_prints_what_is_read_and_skipped(vault: Path, capsys: pytest.Captu
     assert "22 notes" in out and ".trash" in out and "drafts" in out and "key.md:1" in out
     assert "IOSFODNN7" not in out and SECRET not in out
     assert run("notes", "check", vault, "--json", "--strict") == 3
-    assert json.loads(capsys.readouterr().out)["secrets"] == [{"path": "key.md", "line": 1, "kind": "AWS Access Key"}]
+    secret = {"path": "key.md", "line": 1, "kind": "AWS Access Key", "start": 0, "end": 20}
+    assert json.loads(capsys.readouterr().out)["secrets"] == [secret]
+
+
+def test_check_reports_a_note_that_is_most_of_the_text(vault: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (vault / "all chats.md").write_text("the same words " * 6000, encoding="utf-8")
+    assert run("notes", "check", vault) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "--exclude" in line]
+    assert "all chats.md is 91% of all text" in line and "--exclude 'all chats.md'" in line
+    assert run("notes", "check", vault, "--exclude", "all chats.md", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["dominant"] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("notes.zip", r"unzip \S*/notes.zip -d NOTES.*train --primer \S*/notes.zip"),
+        ("notes.tar.gz", r"tar -xf \S*/notes.tar.gz -C NOTES"),
+        ("rows.jsonl", r"train --source NAME=\S*/rows.jsonl"),
+    ],
+)
+def test_a_file_instead_of_a_folder_names_what_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, remedy: str
+) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    for command in (["notes"], ["notes", "check"]):
+        assert run(*command, tmp_path / name) == 1
+        assert re.search(remedy, capsys.readouterr().err)
 
 
 def test_check_reports_private_notes_and_rare_scripts(vault: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +149,9 @@ def test_all_files_that_are_not_utf8_are_named_at_once(
 
 def test_bad_files_can_be_skipped(vault: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (vault / "x.md").write_bytes(b"caf\xe9")
-    assert run("splice", "select", "--notes", vault, "--encoding-errors", "skip", "--set", "model.T=64") == 0
+    assert (
+        run("research", "splice", "select", "--notes", vault, "--encoding-errors", "skip", "--set", "model.T=64") == 0
+    )
     assert "x.md" in capsys.readouterr().out
 
 
@@ -137,7 +167,7 @@ NUMBER = 24
 PARTS = [
     "Bits per byte on notes that it has never seen",
     "A text that begins like one of your notes",
-    "Questions about your notes, not asked like this in training: ",
+    "Questions about your notes, not asked like this in training, ",
     "What it knows by heart (a quick audit of ",
     "Try next:",
 ]
@@ -195,8 +225,8 @@ def test_a_model_of_a_vault(nasty: Path, primer: Path, tmp_path: Path, capsys: p
     before = {path: path.stat().st_mtime_ns for path in nasty.rglob("*")}
     assert run("notes", nasty, "--minutes", "0.2", "--primer", primer, "--device", "cpu") == 0
     out = capsys.readouterr().out
-    places = [out.index(part) for part in PARTS]
-    assert places == sorted(places)
+    places = [out.find(part) for part in PARTS]
+    assert places == sorted(places) and -1 not in places, out
     assert re.search(r"^val_roam .* 8\.000 *$", out, re.MULTILINE)
 
     # What is read and what is not.
@@ -207,6 +237,7 @@ def test_a_model_of_a_vault(nasty: Path, primer: Path, tmp_path: Path, capsys: p
     assert "700 subwords" in out
     (about,), (notes,) = re.findall(r"(\d+) about notes", out), re.findall(r"(\d+) notes to train on", out)
     assert f"It was taught {int(about) // 32} topics of {notes} notes" in out and "the base" not in out
+    assert [bool(pattern.search(out)) for pattern in figures.PRINTED] == [True] * 3
 
     # Nothing but the run is written.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["my vault", "runs"]
@@ -273,8 +304,8 @@ def test_a_resumed_model_ends_with_the_same_report(
         shutil.rmtree(tmp_path / "run/sft")
     assert run("notes", nasty, *options, "--resume") == 0
     out = capsys.readouterr().out
-    places = [out.index(part) for part in PARTS]
-    assert places == sorted(places)
+    places = [out.find(part) for part in PARTS]
+    assert places == sorted(places) and -1 not in places, out
     assert ("plan: " in out) is (done == "nothing") is ("no training has begun in run" in out)
     if done != "nothing":
         assert (tmp_path / "run/sft/checkpoints/best.pt").read_bytes() == weights
@@ -291,8 +322,8 @@ def test_a_base_is_fine_tuned(nasty: Path, primer: Path, tmp_path: Path, capsys:
     capsys.readouterr()
     assert run("notes", nasty, *options, "--run-dir", "tuned", "--base", "base", "--lora-rank", "2") == 0
     out = capsys.readouterr().out
-    places = [out.index(part) for part in PARTS]
-    assert places == sorted(places)
+    places = [out.find(part) for part in PARTS]
+    assert places == sorted(places) and -1 not in places, out
     assert "LoRA of rank 2" in out and "fine-tune base," in out  # as the user named it
     row = r"^(held-out notes|docstrings of Python) +([\d,]+) +(\d\.\d{3}) +(\d\.\d{3}) +(\d\.\d{3}) *$"
     compared = {found[0]: found[1:] for found in re.findall(row, out, re.MULTILINE)}
@@ -367,6 +398,119 @@ def test_a_signal_in_any_phase_prints_how_to_resume(
     assert "Try next" in capsys.readouterr().out
 
 
+GONE = "zanzibar"
+"""A word of one note only: of a note that is excluded, or deleted."""
+PHASES = {
+    "reading": "niels_gpt.workflow.chat_model.read_corpus",
+    "preparing": "niels_gpt.workflow.chat_model.build_caches",
+    "training": "niels_gpt.cli.pipeline.run_phases",
+    "reporting": "niels_gpt.cli.first_model.show_scores_of",
+}
+
+
+def kill_in(phase: str, monkeypatch: pytest.MonkeyPatch, *command: str | Path) -> None:
+    """Run a command, and end it where a phase begins, as SIGKILL does: nothing is cleaned up."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(PHASES[phase], kill)
+        main([str(word) for word in command])
+
+
+def files_with(word: str, folder: Path) -> list[str]:
+    """The files below a folder with a word in them; token caches are decoded."""
+    found = [path for path in folder.rglob("*") if path.is_file() and word.encode() in path.read_bytes()]
+    decoded = "".join(
+        load_tokenizer(folder / "cache/tokenizer/spm.model").decode(np.fromfile(path, "<u2").tolist())
+        for split in ("train", "val")
+        for path in list_shards(folder / "cache/pretrain/roam" / split)
+    )
+    return [str(path.relative_to(folder)) for path in found] + ["cache"] * (word in decoded)
+
+
+@pytest.mark.usefixtures("small_plans")
+@pytest.mark.parametrize(
+    "phase", ["reading", *(pytest.param(phase, marks=pytest.mark.slow) for phase in PHASES if phase != "reading")]
+)
+def test_a_resume_by_hand_reads_what_the_model_was_begun_with(
+    nasty: Path,
+    primer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    phase: str,
+) -> None:
+    (nasty / "diary.md").write_text(f"# {GONE}\n\n" + f"the {GONE} is mine. " * 40, encoding="utf-8")
+    options = ["--exclude", "diary.md", "--respect-front-matter", "--encoding-errors", "replace"]
+    command = ["notes", nasty, "--run-dir", "run", "--device", "cpu"]
+    kill_in(phase, monkeypatch, *command, *options, "--primer", primer, "--minutes", "0.2")
+    assert (tmp_path / "run/options.json").stat().st_mode & 0o777 == 0o600
+    for typed, option in ((["--exclude", "x.md"], "--exclude"), (["--links", "text"], "--links")):
+        assert run(*command, "--resume", *typed) == 1
+        assert option in capsys.readouterr().err
+    assert run(*command, "--resume") == 0
+    out = capsys.readouterr().out
+    assert "(excluded by --exclude: diary.md)" in out and "(front matter: sub folder/it's 05.MD)" in out
+    assert "latin.md" not in out
+    assert files_with(GONE, tmp_path / "run") == []
+    assert run("audit", "run", "--json", "--device", "cpu") in (0, 3, 4)
+    documents = [document["name"] for document in json.loads(capsys.readouterr().out)["documents"]]
+    assert not any(GONE in name or "diary" in name for name in documents)
+
+
+@pytest.mark.usefixtures("small_plans")
+@pytest.mark.parametrize(
+    ("phase", "how"),
+    [
+        ("training", "deleted"),
+        pytest.param("preparing", "deleted", marks=pytest.mark.slow),
+        pytest.param("reporting", ".nielsignore", marks=pytest.mark.slow),
+    ],
+)
+def test_a_note_that_is_gone_stops_a_resume(
+    nasty: Path,
+    primer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    phase: str,
+    how: str,
+) -> None:
+    note = nasty / "diary.md"
+    note.write_text(f"# {GONE}\n\n" + f"the {GONE} is mine. " * 40, encoding="utf-8")
+    command = ["notes", nasty, "--run-dir", "run", "--device", "cpu"]
+    kill_in(phase, monkeypatch, *command, "--primer", primer, "--minutes", "0.2")
+    if how == "deleted":
+        note.unlink()
+    else:
+        (nasty / ".nielsignore").write_text("ignored/\ndiary.md\n", encoding="utf-8")
+    (nasty / "new.md").write_text("a new note", encoding="utf-8")
+    capsys.readouterr()
+    if phase in ("reading", "preparing"):  # nothing was trained: it begins again without the note
+        assert run(*command, "--resume") == 0
+        assert files_with(GONE, tmp_path / "run") == []
+        return
+    for resume in (command, ["pipeline", "--run-dir", "run", "--device", "cpu"]):
+        assert run(*resume, "--resume") == 1
+        error = capsys.readouterr().err
+        assert f"1 note of this run would not be read any more: diary.md ({how})" in error
+        assert "--allow-data-change" in error and ("notes" if resume is command else "cache build-all") in error
+    assert run(*command, "--resume", "--allow-data-change") == 0
+    assert "1 note new, and not part of this run: new.md" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "run/cache/notes.json").read_text(encoding="utf-8"))["roam"]["kept"]
+    assert kept == {"diary.md": how}
+    assert run(*command, "--resume") == 0  # recorded
+    if how == "deleted":
+        assert run("audit", "run", "--notes", nasty, "--json", "--device", "cpu") in (3, 4)
+        because = json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))["because"]
+        assert any("1 document of" in line and str(nasty) in line for line in because)
+
+
 @pytest.mark.parametrize("words", [[], ["vault", "--minute", "3"], ["vault", "--minutes", "x"]])
 def test_wrong_usage_names_the_words_that_are_typed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("notes", *words) == 2
@@ -388,12 +532,6 @@ def test_a_misspelled_command_is_no_folder(
     assert str(tmp_path / "checks") in capsys.readouterr().err
 
 
-def test_the_help_lists_notes_first(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--help") == 0
-    commands = re.findall(r"^  ([a-z]+) ", capsys.readouterr().out.split("Commands:")[1], re.MULTILINE)
-    assert commands[:2] == ["notes", "demo"] and len(commands) == len(set(commands)) > 20
-
-
 def test_the_help_has_the_words_that_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("notes", "--help") == 0
     out = capsys.readouterr().out
@@ -406,7 +544,7 @@ def test_the_help_has_the_words_that_are_typed(capsys: pytest.CaptureFixture[str
             groups[title] = []
         else:
             groups[next(reversed(groups))].append(option)
-    assert groups["Options"] == ["--minutes", "--run-dir", "--resume"]
+    assert groups["Options"] == ["--minutes", "--run-dir", "--resume", "--allow-data-change"]
     assert ["--base", "--lora-rank"] in groups.values()
     assert ["--primer", "--no-questions"] in groups.values()
 
@@ -424,8 +562,8 @@ def test_many_characters_need_bytes(
     assert run("notes", "vault", "--minutes", "0.2", "--primer", primer, "--device", "cpu", "--run-dir", "run") == 0
     out = capsys.readouterr().out
     assert "weights over bytes" in out and "subwords" not in out
-    places = [out.index(part) for part in PARTS]
-    assert places == sorted(places)
+    places = [out.find(part) for part in PARTS]
+    assert places == sorted(places) and -1 not in places, out
     config = load_config(tmp_path / "run/config.yaml")
     assert (config.task, config.model.V) == ("bytes", 256)
     assert config.train.p_val == {"roam": 1.0}

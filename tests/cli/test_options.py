@@ -4,11 +4,14 @@ import inspect
 import re
 import shlex
 import typing
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer
 
-from niels_gpt.cli import main
+from niels_gpt.cli import main, research
+from niels_gpt.cli.command_line import App
 from tests.cli import call, error_of
 
 
@@ -25,7 +28,7 @@ def empty_folder(tmp_path, monkeypatch):
         ("memorize nowhere --select best", "--select must be first, longest, shortest or random, got 'best'"),
         ("memorize nowhere --encoding-errors drop", "--encoding-errors must be strict, replace or skip, got 'drop'"),
         (
-            "audit nowhere --notes nowhere --encoding-errors x",
+            "audit nowhere --encoding-errors x",
             "--encoding-errors must be strict, replace or skip, got 'x'",
         ),
         ("eval --run nowhere --split train", "--split must be val or test, got 'train'"),
@@ -87,22 +90,31 @@ def test_values_past_a_limit_are_wrong_usage(capsys, command, limit):
 # --- limits ------------------------------------------------------------------------------------------
 
 
-def integer_options(group, path=()):
+def integer_options(sections, path=()):
     """(command, name of the option, its declaration) of every option that takes an integer."""
-    for command in group.registered_commands:
-        words = " ".join((*path, command.name or command.callback.__name__))
-        for parameter in inspect.signature(command.callback).parameters.values():
-            kind, *declared = typing.get_args(parameter.annotation) or [parameter.annotation]
-            if int in (kind, *typing.get_args(kind)):
-                name = f"--{parameter.name.replace('_', '-')}"
-                yield words, (*(declared[0].param_decls or ()), name)[-1] if declared else name, declared
-    for sub in group.registered_groups:
-        yield from integer_options(sub.typer_instance, (*path, sub.name))
+    for name, entry in ((name, entry) for section in sections.values() for name, entry in section.items()):
+        module, _, attribute = entry.place.partition(":")
+        found = getattr(import_module(f"niels_gpt.cli.{module}"), attribute)
+        if found is research.app:
+            yield from integer_options(research.SECTIONS, (name,))
+            continue
+        if not isinstance(found, typer.Typer):
+            function, found = found, App(help="")
+            found.command("")(function)
+        for command in found.registered_commands:
+            words = " ".join((*path, name, command.name or "")).strip()
+            for parameter in inspect.signature(command.callback).parameters.values():
+                kind, *declared = typing.get_args(parameter.annotation) or [parameter.annotation]
+                if int in (kind, *typing.get_args(kind)):
+                    option = f"--{parameter.name.replace('_', '-')}"
+                    yield words, (*(declared[0].param_decls or ()), option)[-1] if declared else option, declared
 
 
 def test_every_count_of_every_command_has_an_upper_limit():
-    found = list(integer_options(main.app))
-    assert len(found) > 60 and ("splice coverage", "--steps") in [(command, name) for command, name, _ in found]
+    found = list(integer_options(main.SECTIONS))
+    assert len(found) > 60 and ("research splice coverage", "--steps") in [
+        (command, name) for command, name, _ in found
+    ]
     for command, name, declared in found:
         assert declared and declared[0].max is not None, f"{command} {name}"
         assert declared[0].max <= (2**63 - 1 if name == "--seed" else 10**12), f"{command} {name}"

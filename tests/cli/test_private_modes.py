@@ -45,8 +45,9 @@ def test_modes_of_what_is_made_from_notes(tmp_path, folder, note):
         "report.md",
     }
     assert names >= {"environment.json"}
-    # The user's cache folder is always private, and skipped.json, which names private files.
-    made = [path for path in made if path.name != "skipped.json" and not (path.is_dir() and path.is_relative_to(cache))]
+    # The user's cache folder is always private, and so is what names private files.
+    private = {"skipped.json", "notes.json", "last-audit.json"}
+    made = [path for path in made if path.name not in private and not (path.is_dir() and path.is_relative_to(cache))]
     expected = (0o700, 0o600) if note == 0o600 else (0o755, 0o644)
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in made}
     assert {path: oct(mode) for path, mode in modes.items() if mode != expected[path.is_file()]} == {}

@@ -1,4 +1,4 @@
-"""`niels-gpt report`; tests/report tests what the documents say."""
+"""`niels-gpt runs report`; tests/report tests what the documents say."""
 
 import math
 import re
@@ -46,7 +46,7 @@ def test_a_trained_and_extended_run_is_reported_and_reproduced(tmp_path, texts, 
     options = [*data(texts), *SMALL, "--set=output.eval_every=3", "--set=output.checkpoint_every=3"]
     assert call("train", *options, "--run-dir", "runs/a", "--steps", 6) == 0
     assert call("train", "runs/a", "--resume", "--steps", 9) == 0
-    assert call("report", "runs/a") == 0
+    assert call("runs", "report", "runs/a") == 0
     assert capsys.readouterr().out.splitlines()[-2:] == ["report: runs/a/report.html", "report: runs/a/report.md"]
     page = read((tmp_path / "runs/a/report.html").read_text(encoding="utf-8"))
     text = (tmp_path / "runs/a/report.md").read_text(encoding="utf-8")
@@ -63,33 +63,33 @@ def test_a_trained_and_extended_run_is_reported_and_reproduced(tmp_path, texts, 
 
 
 def test_several_runs_are_compared(runs, capsys):
-    assert call("report", "a", "b") == 0
+    assert call("runs", "report", "a", "b") == 0
     assert capsys.readouterr().out == "report: runs/compare-a-b.html\nreport: runs/compare-a-b.md\n"
     assert read((runs / "compare-a-b.html").read_text(encoding="utf-8")).texts("h1") == ["Runs a, b"]
-    assert call("report", "a", "a") == 0  # one run
+    assert call("runs", "report", "a", "a") == 0  # one run
     assert capsys.readouterr().out.startswith("report: runs/a/report.html")
 
 
 def test_the_newest_run_is_the_default(runs, tmp_path, capsys):
-    assert call("report") == 0
+    assert call("runs", "report") == 0
     assert "report.html" in capsys.readouterr().out
-    assert call("report", "--runs-dir", tmp_path / "none") == 1
+    assert call("runs", "report", "--runs-dir", tmp_path / "none") == 1
     assert "no runs in" in error_of(capsys)
 
 
 def test_a_pipeline_is_one_report(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_pipeline(tmp_path / "runs/chat")
-    assert call("report", "chat") == 0
+    assert call("runs", "report", "chat") == 0
     assert capsys.readouterr().out.startswith("report: runs/chat/report.html")
     page = read((tmp_path / "runs/chat/report.html").read_text(encoding="utf-8"))
     assert page.texts("h2") == ["pretrain", "sft"]
 
 
 def test_paths(runs, tmp_path, capsys):
-    assert call("report", "a", "--out", tmp_path / "new" / "page.html") == 0
+    assert call("runs", "report", "a", "--out", tmp_path / "new" / "page.html") == 0
     assert (tmp_path / "new" / "page.md").exists()
-    assert call("report", "a", "--out", tmp_path / "p.html", "--markdown", tmp_path / "other.txt") == 0
+    assert call("runs", "report", "a", "--out", tmp_path / "p.html", "--markdown", tmp_path / "other.txt") == 0
     assert (tmp_path / "other.txt").exists() and not (tmp_path / "p.md").exists()
     assert not (runs / "a" / "report.html").exists()
     capsys.readouterr()
@@ -99,13 +99,13 @@ def test_paths(runs, tmp_path, capsys):
         (["c"], "no run c"),
         (["a", "--memorization", tmp_path], "holds no report.json"),
     ):
-        assert call("report", *wrong) == 1
+        assert call("runs", "report", *wrong) == 1
         assert reason in error_of(capsys)
 
 
 def test_a_damaged_run_is_one_line(runs, capsys):
     (runs / "a" / "config.yaml").write_text("[", encoding="utf-8")
-    assert call("report", "a") == 1
+    assert call("runs", "report", "a") == 1
     assert "not valid YAML" in error_of(capsys)
 
 
@@ -114,10 +114,10 @@ def test_a_report_contacts_nobody(runs, monkeypatch):
     make_run(runs / "hub", "data.wiki=hub", "train.p_val={wiki: 1.0}", evals=[(2, {"val_wiki": 2.0})])
     went = []
     monkeypatch.setattr("niels_gpt.data.reading.hub.go_offline", lambda: went.append("offline"))
-    assert call("report", "hub") == 0
+    assert call("runs", "report", "hub") == 0
     assert went == ["offline"]
     text = (runs / "hub" / "report.md").read_text(encoding="utf-8")
-    assert "xz, gzip and unigram are missing" in text and "offline" in text
+    assert "compressors and unigram are missing" in text and "offline" in text
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_track_gets_the_lines_of_metrics(tmp_path, texts, monkeypatch):
 def test_markdown_and_page_are_written_as_utf8(runs):
     (runs / "a" / "samples").mkdir()
     (runs / "a" / "samples" / "step_00000003.txt").write_text("grüße 🙂", encoding="utf-8")
-    assert call("report", "a") == 0
+    assert call("runs", "report", "a") == 0
     assert "grüße 🙂" in (runs / "a" / "report.md").read_text(encoding="utf-8")
 
 
@@ -166,7 +166,7 @@ def test_markdown_and_page_are_written_as_utf8(runs):
 def test_token_models_in_bits_per_byte(token_runs, tmp_path, monkeypatch):
     """The sampled loss is in nats per token; bytes per token of the held-out text give bits per byte."""
     monkeypatch.chdir(token_runs)
-    assert call("report", "runs/base", "--out", tmp_path / "r.html") == 0
+    assert call("runs", "report", "runs/base", "--out", tmp_path / "r.html") == 0
     rows = {row[0]: row for row in rows_of((tmp_path / "r.md").read_text(encoding="utf-8"))}
     evals = next(m["evals"] for m in reversed(RunFolder("runs/base").metrics()) if "evals" in m)
     val = token_runs / "cache/pretrain/fineweb_edu"
@@ -177,7 +177,9 @@ def test_token_models_in_bits_per_byte(token_runs, tmp_path, monkeypatch):
     assert (bytes_, nats, uniform) == (f"{size:,}", f"{loss:.3f}", "8.000") and float(xz) > 0
     assert float(bits) == pytest.approx(loss / math.log(2) * len(ids) / size, abs=1e-3)
     assert rows["fineweb_edu"][5] == "ODC-By 1.0"
-    assert call("report", "runs/chat", "--out", tmp_path / "chat.html") == 0  # replies have no stream to compress
+    assert (
+        call("runs", "report", "runs/chat", "--out", tmp_path / "chat.html") == 0
+    )  # replies have no stream to compress
     rows = {row[0]: row for row in rows_of((tmp_path / "chat.md").read_text(encoding="utf-8"))}
     evals = next(m["evals"] for m in reversed(RunFolder("runs/chat").metrics()) if "evals" in m)
     assert rows["val_oasst1"][1:] == [f"{evals['val_oasst1']:.3f}"] and rows["oasst1"][5] == "Apache-2.0"

@@ -53,7 +53,7 @@ def test_commands_on_a_run_work_from_any_folder(place, tmp_path, monkeypatch, ca
     run = place / "runs/mine"
     assert call("eval", run, "--limit", 50, "--json") == 0
     assert set(json.loads(capsys.readouterr().out)["scores"]) >= {"val_roam", "val_chat"}
-    assert call("batch", "show", run, "--step", 1) == 0
+    assert call("research", "batch", "show", run, "--step", 1) == 0
     capsys.readouterr()
     assert call("generate", run, "- [[", "--max-tokens", 3, "--threads", 1) == 0
     assert capsys.readouterr().out.startswith("- [[")
@@ -61,7 +61,9 @@ def test_commands_on_a_run_work_from_any_folder(place, tmp_path, monkeypatch, ca
     assert sorted(path.name for path in tmp_path.iterdir()) == ["xdg"]
 
 
-@pytest.mark.parametrize("command", ["eval --limit 50 --json", "generate - --max-tokens 2", "batch show --step 0"])
+@pytest.mark.parametrize(
+    "command", ["eval --limit 50 --json", "generate - --max-tokens 2", "research batch show --step 0"]
+)
 def test_the_newest_run_is_used_and_said(inside, capsys, monkeypatch, command):
     words = ["-- text" if word == "-" else word for word in command.split()]
     assert call(*words) == 0

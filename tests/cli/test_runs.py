@@ -30,7 +30,14 @@ def test_list_and_show(tmp_path, monkeypatch, capsys):
     assert {run["name"]: run["state"] for run in json.loads(capsys.readouterr().out)}["bad"] == "damaged"
     assert call("runs", "show", "b") == 0
     shown = capsys.readouterr().out
-    assert "train.B = 8" in shown and "--resume" in shown
+    assert "train.B = 8" in shown and "--resume" in shown and "topics" not in shown
+    taught = tmp_path / "runs" / "b" / "cache" / "topics.txt"
+    taught.parent.mkdir()
+    taught.write_text("ferns\n", encoding="utf-8")
+    assert call("runs", "show", "b", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["topics"] == "runs/b/cache/topics.txt"
+    assert call("runs", "show", "b") == 0
+    assert "runs/b/cache/topics.txt" in capsys.readouterr().out
     assert call("runs", "show", "bad") == 0
     assert call("runs", "show", "c") == 1
     assert "no run c" in error_of(capsys)
@@ -62,6 +69,7 @@ def test_floats_are_printed_without_rounding_errors(tmp_path, monkeypatch, capsy
 def test_the_first_command_of_a_pipeline_is_to_chat_with_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_pipeline(tmp_path / "runs/notes")
+    (tmp_path / "notes/projects").mkdir(parents=True)  # the notes, in the same folder as runs/
     for name in ("notes", "runs/notes"):
         assert call("runs", "show", name) == 0
         shown = capsys.readouterr().out

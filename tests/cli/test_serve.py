@@ -1,9 +1,11 @@
 """`niels-gpt serve` as a process: its options, several models, signals."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -136,6 +138,43 @@ def test_a_second_signal_ends_streams(checkpoint, tmp_path):
         assert server.process.wait(timeout=60) == 0
 
 
+@pytest.mark.parametrize("loading", [True, False])
+def test_sigterm_ends_a_server_that_loads_or_is_idle(checkpoint, loading):
+    """From the moment when its port accepts. It needs little time: no request runs, and torch is not torn down."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "niels_gpt", "serve", str(checkpoint), "--port", str(port)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(niels_gpt.__file__).parents[1])}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    if loading:
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            assert time.monotonic() < deadline
+    else:
+        process.stdout.readline()
+        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
+    began, before = time.monotonic(), cpu_seconds(process)
+    process.send_signal(signal.SIGTERM)
+    _, status, usage = os.wait4(process.pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0 and process.stderr.read().count("Traceback") == 0
+    assert usage.ru_utime + usage.ru_stime - before < 1.5 and time.monotonic() - began < 30
+
+
+def cpu_seconds(process):
+    fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_other_sites_and_names(checkpoint):
+    with Process(checkpoint, "--allow-origin", "http://localhost:3000/", "--allow-host", "pc.local") as server:
+        sent = {"Origin": "http://localhost:3000", "Host": "pc.local:80"}
+        response = httpx.get(f"{server.url}/models", headers=sent, timeout=60)
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == "http://localhost:3000"
+
+
 def test_a_key_from_the_environment(checkpoint):
     with Process(checkpoint, "--host", "0.0.0.0", env={"NIELS_GPT_API_KEY": "k-1"}) as server:
         url = server.url.replace("0.0.0.0", "127.0.0.1")
@@ -150,6 +189,8 @@ def test_a_key_from_the_environment(checkpoint):
         (["--host", "0.0.0.0"], ["--api-key", "NIELS_GPT_API_KEY", "127.0.0.1"]),
         (["--host", "no-such-host.invalid"], ["no-such-host.invalid"]),
         (["--api-key", ""], ["--api-key"]),
+        (["--allow-origin", "*"], ["--allow-origin *", "https://example.org"]),
+        (["--allow-host", "a.example:80"], ["--allow-host a.example:80", "host.docker.internal"]),
         (["missing-run", "--port", "0"], ["missing-run"]),
     ],
 )
@@ -162,8 +203,6 @@ def test_mistakes(arguments, facts, checkpoint, capsys, monkeypatch):
 
 
 def test_a_port_in_use(checkpoint, capsys):
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert call("serve", checkpoint, "--port", taken.getsockname()[1]) == 1
     assert "--port 0" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`niels-gpt splice select` and `coverage`: output, files, errors."""
+"""`niels-gpt research splice select` and `coverage`: output, files, errors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 import yaml
 
+from niels_gpt.cli import splice
 from tests import token_caches
 from tests.cli import call, error_of
 from tests.cli.reciting import VAL_FRAC, split, write_notes
@@ -60,9 +61,9 @@ def ranked(paths, policy):
 def test_notes_that_are_not_utf8(place, capsys, command):
     """The remedy in the error is an option that the command has."""
     (place / "notes" / "latin.md").write_bytes("caf\xe9 ".encode("latin-1") * 40)
-    assert call("splice", command, *options()) == 1
+    assert call("research", "splice", command, *options()) == 1
     assert "--encoding-errors replace" in error_of(capsys)
-    assert call("splice", command, *options(), "--encoding-errors", "replace") == 0
+    assert call("research", "splice", command, *options(), "--encoding-errors", "replace") == 0
 
 
 # --- select ------------------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ def test_select_one_document_by_number(place, capsys):
 
 
 def test_too_many_documents(capsys):
-    assert call("splice", "select", *options("splice.num_docs=50")) == 1
+    assert call("research", "splice", "select", *options("splice.num_docs=50")) == 1
     shown, message = capsys.readouterr()
     assert re.search(r"splice\.num_docs=50.* 6 of 6 .*strict_num_docs=false", message)
     assert "6 within the limits" in shown and "tokens per document" in shown  # the candidates are shown
@@ -144,10 +145,10 @@ def test_too_many_documents(capsys):
     ],
 )
 def test_errors_are_one_line(capsys, overrides, mentioned):
-    assert call("splice", "select", *options(*overrides)) == 1
+    assert call("research", "splice", "select", *options(*overrides)) == 1
     message = error_of(capsys)
     assert mentioned in message
-    assert call("splice", "coverage", *options(*overrides)) == 1
+    assert call("research", "splice", "coverage", *options(*overrides)) == 1
     assert error_of(capsys) == message
 
 
@@ -158,11 +159,11 @@ def test_a_config_file(place, capsys):
     assert len(found["chosen"]) == 2
     found = json.loads(output(capsys, "splice", "select", "--config", "c.yaml", "--set", "splice.num_docs=4", "--json"))
     assert len(found["chosen"]) == 4
-    assert call("splice", "select", "--config", "none.yaml") == 1
+    assert call("research", "splice", "select", "--config", "none.yaml") == 1
     assert "none.yaml" in error_of(capsys)
     (place / "c.yaml").write_text("task: sft\n", encoding="utf-8")
     for command in ("select", "coverage", "study"):
-        assert call("splice", command, "--config", "c.yaml") == 1
+        assert call("research", "splice", command, "--config", "c.yaml") == 1
         assert re.search(r"c\.yaml.*task sft.*splice", error_of(capsys))
 
 
@@ -191,7 +192,7 @@ def test_select_from_a_token_cache(capsys):
 
 
 def test_select_warns_once(caplog):
-    assert call("splice", "select", *options("splice.content_length=90", "splice.offset_jitter=2")) == 0
+    assert call("research", "splice", "select", *options("splice.content_length=90", "splice.offset_jitter=2")) == 0
     said = [record.getMessage() for record in caplog.records if record.name == "niels_gpt.splice"]
     assert sorted(line.split()[0] for line in said) == ["content_length=90", "offset_jitter=2"]
 
@@ -212,6 +213,16 @@ def test_coverage_of_steps_and_of_several_epochs(capsys):
     assert thrice["examples"] == 3 * once["examples"]
     for a, b in zip(once["documents"], thrice["documents"], strict=True):
         assert b["seen"] == [3 * n for n in a["seen"]]
+
+
+def test_the_most_examples_that_are_counted(capsys, monkeypatch):
+    once = covered(capsys, more=["--epochs", 1])["examples"]
+    monkeypatch.setattr(splice, "_MOST_EXAMPLES", 2 * once)
+    assert covered(capsys, more=["--epochs", 2])["examples"] == 2 * once
+    monkeypatch.setattr(splice, "_MOST_EXAMPLES", 2 * once - 1)
+    assert call("research", "splice", "coverage", *options(), "--epochs", 2) == 1
+    err = capsys.readouterr().err
+    assert all(fact in err for fact in ("2 epochs", f"{2 * once - 1:,} examples", "--steps"))
 
 
 def test_frames_are_packed_for_relative_positions(capsys):
@@ -256,19 +267,19 @@ def test_long_selections_are_abbreviated(place, capsys):
 
 
 def test_endless_coverage_is_refused_at_once(capsys):
-    assert call("splice", "coverage", *options("splice.epoch_length=4611686018427387904")) == 1
+    assert call("research", "splice", "coverage", *options("splice.epoch_length=4611686018427387904")) == 1
     message = error_of(capsys)
     assert "1 epoch of 4,611,686,018,427,387,904 examples" in message and "1,000,000,000 examples" in message
     assert "--steps" in message
 
 
 def test_verbose_prints_the_summary_of_the_dataset(place, capsys):
-    call("splice", "select", *options("splice.num_docs=2"), "--verbose")
+    call("research", "splice", "select", *options("splice.num_docs=2"), "--verbose")
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[multi_splice] ")]
     assert any("dataset=roam num_docs=2 " in line for line in lines)
     assert sum("Selected doc_idx=" in line for line in lines) >= 2
     assert any(line.startswith("[multi_splice] pairs_per_doc=[") for line in lines)
-    call("splice", "select", *options("splice.num_docs=2"))
+    call("research", "splice", "select", *options("splice.num_docs=2"))
     assert "[multi_splice]" not in capsys.readouterr().err
 
 

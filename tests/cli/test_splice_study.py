@@ -1,4 +1,4 @@
-"""`niels-gpt splice fit` and `study`: output, files, errors."""
+"""`niels-gpt research splice fit` and `study`: output, files, errors."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def test_runs_that_cannot_be_fitted(place, capsys):
     run = place / "my run"
     run.mkdir()
     good = write_report(place / "good", 100, (1, 2))
-    assert call("splice", "fit", good, run) == 1
-    assert f"niels-gpt memorize '{run}'" in error_of(capsys)
+    assert call("research", "splice", "fit", good, run) == 1
+    assert f"niels-gpt research memorize '{run}'" in error_of(capsys)
     write_report(run, 100, ())  # as `memorize --no-curve` writes it
-    assert call("splice", "fit", run) == 1
+    assert call("research", "splice", "fit", run) == 1
     assert "checkpoint" in error_of(capsys)
     (run / "memorization/report.json").write_text("{", encoding="utf-8")
-    assert call("splice", "fit", run) == 1
+    assert call("research", "splice", "fit", run) == 1
     assert "my run/memorization/report.json" in error_of(capsys)
 
 
@@ -108,7 +108,7 @@ VARY = ["--vary", "splice.num_docs=1, 2", "--out", "study"]
 def test_study(place, capsys, monkeypatch):
     """Two runs, their reports, and the law. A signal stops the second run; the same command resumes it."""
     report_to(monkeypatch, Silent(), After(2, send(signal.SIGINT)))
-    assert call("splice", "study", *STUDY, *VARY) == 130
+    assert call("research", "splice", "study", *STUDY, *VARY) == 130
     text, errors = capsys.readouterr()
     assert "Traceback" not in errors and "the same command again" in text
     assert not (place / "study/law.html").exists()
@@ -141,6 +141,6 @@ def test_study(place, capsys, monkeypatch):
     ],
 )
 def test_invalid_studies_train_nothing(place, capsys, vary, mentioned):
-    assert call("splice", "study", *STUDY, "--vary", vary, "--out", "study") == 1
+    assert call("research", "splice", "study", *STUDY, "--vary", vary, "--out", "study") == 1
     assert mentioned in capsys.readouterr().err
     assert not (place / "study").exists()

@@ -1,4 +1,4 @@
-"""`niels-gpt trace`: the overlaps of a text with the training text, in the terminal and as JSON."""
+"""`niels-gpt research trace`: the overlaps of a text with the training text, in the terminal and as JSON."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def note(place):
 
 
 def traced(capsys, *arguments):
-    assert call("trace", *arguments, "--json") == 0
+    assert call("research", "trace", *arguments, "--json") == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -51,10 +51,10 @@ def test_json_has_spans_documents_and_what_is_usual(place, note, capsys):
 
 def test_the_terminal_shows_verdict_and_passages(place, note, capsys):
     text = note.read_text(encoding="utf-8")
-    assert call("trace", text, place / "run") == 0
+    assert call("research", "trace", text, place / "run") == 0
     output = capsys.readouterr().out
     assert output.startswith("recites: 100%") and str(note) in output and "held-out text of roam" in output
-    assert call("trace", UNSEEN, place / "run", "--quiet") == 0
+    assert call("research", "trace", UNSEEN, place / "run", "--quiet") == 0
     assert capsys.readouterr().out.startswith("does not recite")
 
 
@@ -86,16 +86,16 @@ def test_words_are_a_text_and_a_run(place):
 )
 def test_bad_input_is_one_line(place, capsys, arguments, reason):
     words = [str(place / "run") if word == "RUN" else word for word in arguments]
-    assert call("trace", *words) in (1, 2)
+    assert call("research", "trace", *words) in (1, 2)
     assert reason in capsys.readouterr().err
 
 
 def test_huge_and_invalid_input(place, capsys, monkeypatch):
     piped(monkeypatch, b"x" * 70_000)
-    assert call("trace", "-", place / "run") == 1
+    assert call("research", "trace", "-", place / "run") == 1
     assert "65,536" in error_of(capsys)
     piped(monkeypatch, b"valid \xff")
-    assert call("trace", "-", place / "run") == 1
+    assert call("research", "trace", "-", place / "run") == 1
     assert "byte 6" in error_of(capsys)
 
 
@@ -103,18 +103,18 @@ def test_data_that_is_gone(workdir, capsys):
     copy = reciting.copy_to(workdir / "copy")
     shutil.rmtree(copy / "notes")
     shutil.rmtree(copy / "streams")
-    assert call("trace", UNSEEN, copy / "run") == 1
+    assert call("research", "trace", UNSEEN, copy / "run") == 1
     assert "error: there is no training text to search" in capsys.readouterr().err
 
 
 def test_a_checkpoint_without_a_run(place, workdir, capsys):
     shutil.copy(place / "run/checkpoints/best.pt", workdir / "model.pt")
-    assert call("trace", UNSEEN, workdir / "model.pt") == 1
+    assert call("research", "trace", UNSEEN, workdir / "model.pt") == 1
     assert "model.pt is not in a run folder" in error_of(capsys)
 
 
 def test_clean_lists_the_index(place, capsys):
-    assert call("trace", UNSEEN, place / "run") == 0
+    assert call("research", "trace", UNSEEN, place / "run") == 0
     capsys.readouterr()
-    assert call("clean") == 0
+    assert call("cache", "clean") == 0
     assert "text index: roam" in capsys.readouterr().out

@@ -32,9 +32,9 @@ def test_the_soft_limit_is_raised_to_the_hard_one(soft, hard, raised):
 
 def test_a_command_opens_more_files_than_the_soft_limit(tmp_path):
     code = (
-        "from niels_gpt.system import console\n"
+        "from niels_gpt.cli.run_app import run_app\n"
         f"def app(**_): print(len([open('{tmp_path}/' + str(i), 'w') for i in range(200)]))\n"
-        "console.run_app(app, [], name='x')"
+        "run_app(app, [], name='x')"
     )
     assert run(code, 50, 400) == "200"
 

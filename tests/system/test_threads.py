@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from niels_gpt.cli import run_app
 from niels_gpt.system import console, memory, progress, threads
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a limit of the address space")
@@ -88,7 +89,7 @@ def test_a_thread_that_cannot_be_started_is_one_line(left, capsys, text):
         raise RuntimeError(text)
 
     with pytest.raises(SystemExit) as ended:
-        console._run(app, [], "niels-gpt")
+        run_app._run(app, [], "niels-gpt")
     assert ended.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: cannot start another thread; the limit of this process is 1.50 GiB (ulimit -v)")
@@ -112,7 +113,8 @@ def test_sentencepiece_and_arrow_are_not_started_without_memory_for_their_thread
     code = f"""
 import resource, sys
 import pyarrow, sentencepiece, torch
-from niels_gpt.system import console, memory, threads
+from niels_gpt.cli import run_app
+from niels_gpt.system import memory, threads
 from niels_gpt.tokenizer.training import train_tokenizer
 
 def app(**_):
@@ -122,7 +124,7 @@ def app(**_):
         threads.fit_datasets()
     train_tokenizer(["some words of a text"] * 50, {str(tmp_path)!r}, vocab_size=300)
 
-console._run(app, [], "test")
+run_app._run(app, [], "test")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1, done

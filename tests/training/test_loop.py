@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -44,6 +45,23 @@ def full(texts, tmp_path_factory):
     result = train(small_config(texts), run)
     assert (result.step, result.stopped_by, result.run_dir) == (12, None, run.path)
     return run
+
+
+def test_the_backend_is_printed_and_recorded(texts, tmp_path):
+    """engine.backend=plain holds for the whole run, and for nothing after it."""
+    losses = {}
+    for options, name in ((["engine.backend=plain"], "plain"), ([], "cpu")):
+        spy, run = Spy(), tmp_path / name
+        train(
+            small_config(texts, "train.total_steps=2", "train.warmup_steps=1", *options), run, device="cpu", report=spy
+        )
+        assert f"backend: {name}" in spy.notes
+        (session,) = json.loads((run / "environment.json").read_text(encoding="utf-8"))["sessions"]
+        assert session["machine"]["backend"] == name
+        losses[name] = [line["loss"] for line in metric_lines(run) if "loss" in line]
+    assert losses["plain"] == pytest.approx(losses["cpu"], abs=1e-5)
+    with pytest.raises(ValueError, match=r"engine\.backend must be one of 'auto', 'plain', got 'fast'"):
+        small_config(texts, "engine.backend=fast")
 
 
 @pytest.fixture
@@ -188,6 +206,7 @@ def test_the_folder_of_a_run(texts, full):
         "config.yaml",
         "environment.json",
         "metrics.jsonl",
+        "notes.json",
         "run.lock",
         "samples/step_00000012.txt",
         "skipped.json",
@@ -655,3 +674,16 @@ def test_a_full_disk_keeps_the_checkpoints_and_the_run_resumes(texts, full, run)
     assert not [path for path in run.path.rglob("*") if path.name.endswith(".tmp")]
     train(small_config(texts), run, resume=True)
     check_same(run, full)
+
+
+@pytest.mark.parametrize(
+    "override", ["data.retain={a: 1}", "data.token_cache=x", "splice.alpha=3", "engine.graphs=true"]
+)
+def test_options_without_effect_are_refused_before_any_work_but_a_stored_config_is_read(tmp_path, override):
+    config = load_config("debug", overrides=["train.total_steps=2"])
+    unused = load_config("debug", overrides=["train.total_steps=2", override])
+    with pytest.raises(ValueError, match=re.escape(override.partition("=")[0])):
+        train(unused, tmp_path / "new", device="cpu")
+    assert not (tmp_path / "new").exists()
+    train(config, tmp_path / "run", device="cpu")
+    assert train(unused, tmp_path / "run", device="cpu", resume=True).step == 2

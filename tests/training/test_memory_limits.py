@@ -37,7 +37,7 @@ def test_errors_that_mean_something_else(error):
     [
         ({"V": 10**14}, 4, r"model of 1,600,000,\d{3},\d{3},\d{3} weights"),
         ({"L": 10**12}, 4, r"model of [\d,]+ weights"),
-        ({}, 10**20, r"batch of 100,000,000,000,000,000,000 rows"),
+        ({}, 10**18, r"batch of 1,000,000,000,000,000,000 rows"),
         ({"T": 10**15}, 4, r"T=1,000,000,000,000,000"),
     ],
 )

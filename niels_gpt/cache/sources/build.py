@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from niels_gpt.cache import formats, remote
 from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
-from niels_gpt.cache.meta import CacheError, listed_files, read_meta, write_meta
+from niels_gpt.cache.formats import CacheError
+from niels_gpt.cache.meta import listed_files, read_meta, write_meta
 from niels_gpt.cache.sources import defaults
 from niels_gpt.cache.sources.texts import (
     BuildSettings,
@@ -29,10 +30,12 @@ from niels_gpt.cache.sources.texts import (
 from niels_gpt.cache.writing.partial_build import OnProgress, remove_published
 from niels_gpt.config import DataConfig
 from niels_gpt.config.yaml_file import load_config
+from niels_gpt.data import embedded
+from niels_gpt.data.note_record import record_notes
 from niels_gpt.data.note_selection import SelectedNotes, record_skipped
 from niels_gpt.data.reading.hub import fixed_revisions
 from niels_gpt.data.reading.local import VARIABLE
-from niels_gpt.data.registry import Source, sources
+from niels_gpt.data.registry import Source, is_private, sources
 from niels_gpt.system import files
 from niels_gpt.system.console import short_number
 from niels_gpt.system.urls import is_url, join
@@ -42,6 +45,7 @@ from niels_gpt.tokenizer import (
     Tokenizer,
     has_tokenizer,
     load_tokenizer,
+    private_pieces,
     train_tokenizer,
     write_foreign,
 )
@@ -195,26 +199,46 @@ def train_on(
 ) -> SubwordTokenizer:
     """Train a tokenizer on the first documents of sources, into `out` (default: the one of the cache folder).
 
-    `unreachable` is called for each source that cannot be read, `show` with a line of progress. Raises ValueError if
-    no source can be read.
+    `unreachable` is called for each source that cannot be read, `show` with a line of progress. The tokenizer has no
+    pieces that stand in few texts of the user, and in no other (see `private_pieces`). Raises ValueError if no source
+    can be read.
     """
+    reached = list[Source]()
+
+    def first(items: Iterable[Any]) -> Iterator[Any]:
+        return itertools.islice(items, settings.tokenizer_documents)
 
     def texts() -> Iterator[str]:
         read = size = 0
         for source in chosen:
             try:
-                for text in itertools.islice(training_texts(source, settings), settings.tokenizer_documents):
+                for text in first(training_texts(source, settings)):
                     read, size = read + 1, size + len(text)
                     show(f"reading {source.name}: {read:,} texts, {short_number(size)} characters")
                     yield text
+                reached.append(source)
             except (OSError, ValueError) as err:
                 unreachable(source, err)
         read_so_far = f"{read:,} texts, {short_number(size)} characters"
         show(f"training a tokenizer of {settings.vocab_size or defaults.VOCAB_SIZE:,} subwords on {read_so_far}")
 
+    def documents(source: Source) -> Iterator[str]:
+        if source.kind != "chat":
+            return first(texts_of(source, settings).train)
+        return ("\n".join(message["content"] for message in chat) for chat in first(chats_of(source, settings)))
+
+    def of_few_notes(trained: Tokenizer) -> Collection[int]:
+        own = [source for source in reached if is_private(source.licence)]
+        if not own:
+            return ()
+        others = (text for source in reached if source not in own for text in documents(source))
+        notes = (text for source in own for text in documents(source))
+        return private_pieces(trained, notes, itertools.chain(embedded.public_texts(), others))
+
     out = out or settings.cache_dir / "tokenizer"
+    vocab_size = settings.vocab_size or defaults.VOCAB_SIZE
     return load_tokenizer(
-        train_tokenizer(texts(), out, vocab_size=settings.vocab_size or defaults.VOCAB_SIZE, seed=settings.seed)
+        train_tokenizer(texts(), out, vocab_size=vocab_size, seed=settings.seed, dropped=of_few_notes)
     )
 
 
@@ -292,6 +316,7 @@ def _build(
         )
     if selected is not None and not selected.is_embedded:
         record_skipped(settings.cache_dir / "skipped.json", {source.name: selected})
+        record_notes(settings.cache_dir, {source.name: selected}, settings.notes)
     meta = read_meta(folder / "meta.json")
     if settings.url is not None:
         remote.publish_cache(folder, location_of(folder, settings))

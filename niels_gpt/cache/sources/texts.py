@@ -9,20 +9,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from niels_gpt.cache import formats
 from niels_gpt.cache.build_cache import Message
-from niels_gpt.cache.meta import CacheError, read_meta
+from niels_gpt.cache.formats import CacheError
+from niels_gpt.cache.meta import read_meta
 from niels_gpt.cache.sources import defaults
 from niels_gpt.cache.writing.checks import check_seed, check_shard_bytes
 from niels_gpt.config import NotesConfig
 from niels_gpt.data import embedded
+from niels_gpt.data.note_groups import SplitBy, lines_in_training, shared_lines_text, split_notes
 from niels_gpt.data.note_selection import SelectedNotes, read_note, select_notes
 from niels_gpt.data.reading.local import find_files, find_local
 from niels_gpt.data.reading.url_rows import HashedFile
 from niels_gpt.data.registry import Source
-from niels_gpt.data.roam import split_roam_paths
 from niels_gpt.data.source_paths import roam_path
 from niels_gpt.data.split import check_val_frac, split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
@@ -54,6 +55,8 @@ class BuildSettings:
     path: Path | str | None = None
     """Local files of the source, or the URL of a source of the user; only for a build of a single source."""
     roam_val_frac: float = defaults.ROAM_VAL_FRAC
+    roam_split: str = "file"
+    """How notes are held out: see `split_notes`."""
     val_frac: float = defaults.SFT_VAL_FRAC
     """Held-out fraction of examples, and of the documents of user sources."""
     test: bool = False
@@ -82,6 +85,8 @@ class BuildSettings:
             raise ValueError(f"--encoding-errors must be strict, replace or skip, got {self.errors!r}")
         if self.errors == "strict":
             object.__setattr__(self, "errors", None)  # the default
+        if self.roam_split not in get_args(SplitBy):
+            raise ValueError(f"--notes-split must be {' or '.join(get_args(SplitBy))}, got {self.roam_split!r}")
         check_seed(self.seed)
         check_shard_bytes(self.shard_bytes)
         check_val_frac(self.val_frac)
@@ -141,10 +146,8 @@ def texts_of(source: Source, settings: BuildSettings) -> SplitTexts:
         test = _samples(source, settings, split="test") if settings.test else None
         return SplitTexts(_samples(source, settings), _samples(source, settings, split="validation"), test)
     if name == "roam":
-        selected = select_notes(roam_path(settings.path_of("roam")), settings.notes, errors=settings.errors or "strict")
-        selected.check_found()
-        train, val = split_roam_paths(selected.listed, val_frac=settings.roam_val_frac, seed=settings.seed)
-        return SplitTexts(_notes(train, settings), _notes(val, settings))
+        train, val = (_notes(paths, settings) for paths in _split_of_notes(settings, settings.roam_split))
+        return SplitTexts(train, val)
     if "split" in source.options:
         raise ValueError(
             f"{name} is split by bytes (data.sources.{name}.split), which only byte streams support: train on it with "
@@ -154,6 +157,27 @@ def texts_of(source: Source, settings: BuildSettings) -> SplitTexts:
     number = documents.count()  # read twice, not kept in memory: it may be large
     train_rows, val_rows = split_items(range(number), val_frac=settings.val_frac, seed=settings.seed)
     return SplitTexts(_select(documents, train_rows), _select(documents, val_rows))
+
+
+def _split_of_notes(settings: BuildSettings, by: str) -> tuple[list[str], list[str]]:
+    """The paths of the notes to train on and of the held-out ones."""
+    errors = settings.errors or "strict"
+    selected = select_notes(roam_path(settings.path_of("roam")), settings.notes, errors=errors)
+    selected.check_found()
+    return split_notes(
+        selected.listed,
+        lambda path: read_note(path, settings.notes, errors),
+        by=by,
+        val_frac=settings.roam_val_frac,
+        seed=settings.seed,
+    )
+
+
+def shared_lines_of_notes(settings: BuildSettings) -> str:
+    """Return a line with how much of the held-out notes stands in those to train on; see `shared_lines_text`."""
+    splits = (_split_of_notes(settings, by) for by in (settings.roam_split, "file"))
+    shares = [lines_in_training(_notes(val, settings), _notes(train, settings)) for train, val in splits]
+    return shared_lines_text(*shares)
 
 
 def _splits(settings: BuildSettings) -> dict[str, list[str]]:
@@ -306,6 +330,8 @@ def identity_of(source: Source, settings: BuildSettings) -> dict[str, Any]:
         identity["test"] = True
     if source.name == "roam":
         identity["val_frac"] = settings.roam_val_frac
+        if settings.roam_split != "file":
+            identity["split"] = settings.roam_split
     elif source.kind != "chat" and source.dataset_id is None:
         identity["val_frac"] = settings.val_frac
     if settings.errors is not None and source.decodes:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from niels_gpt.kernels.replaced import plain_wanted
 from niels_gpt.system.device import HAS_TRITON, emulates_bf16
 from niels_gpt.training.parallel.sharding import gather_shards, local_shard, take_shard
 
@@ -83,7 +84,7 @@ def _matmul(
     symmetric: the result is symmetric, so the kernel computes one triangle."""
     (k, M, K), N = a.shape, b.shape[2]
     aligned = all(size % 16 == 0 for size in (M, N, K))
-    if not (a.dtype == torch.bfloat16 and aligned and _has_kernels(a.device)):
+    if not (a.dtype == torch.bfloat16 and aligned and _has_kernels(a.device)) or plain_wanted():
         return a @ b if added is None else torch.baddbmm(added, a, b, beta=beta, alpha=alpha)
     from niels_gpt.kernels.cuda import muon_triton
 

@@ -9,7 +9,7 @@ import torch
 
 from niels_gpt.data.note_selection import SelectedNotes
 from niels_gpt.model.gpt import GPT
-from niels_gpt.runs.validation import eval_name as eval_name
+from niels_gpt.runs.metrics import eval_name as eval_name
 from niels_gpt.system.processes import ALL_ROWS, SINGLE_PROCESS, RankShare, World
 from niels_gpt.tokenizer import AnyTokenizer
 

@@ -196,6 +196,7 @@ def stream_config(config: RunConfig, names: Sequence[str] | None = None) -> Stre
         wiki=data.wiki,
         cache_dir=str(_stream_folder(data)),
         roam_val_frac=data.roam_val_frac,
+        roam_split=data.roam_split,
         primer_val_frac=data.primer_val_frac,
         seed=data.seed,
         encoding_errors=data.encoding_errors,

@@ -23,7 +23,8 @@ def with_initial_model(config: RunConfig, notes: list[str] | None = None) -> Run
         return config
     if not is_public(config.init_from):  # of a run, its checkpoint
         config = dataclasses.replace(config, init_from=str(initial_path(config.init_from)))
-    default, ours, theirs = ModelConfig(), config.model, initial_model(config.init_from)
+    default, ours = ModelConfig(), config.model
+    theirs = initial_model(config.init_from, ours.T if ours.T != default.T else 1)
     if not config.takes_initial_model:
         return config
     T = ours.T if ours.T != default.T else min(theirs.T, MOST_CONTEXT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.cache.remote import local_folder
 from niels_gpt.cache.sources.texts import is_of_package
 from niels_gpt.config import RunConfig

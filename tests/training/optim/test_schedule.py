@@ -60,8 +60,9 @@ def test_a_step_outside_the_run_is_rejected(step):
 
 @pytest.mark.parametrize("warmup", [10, 200])
 def test_a_warm_up_as_long_as_the_run_is_rejected(warmup):
-    with pytest.raises(ValueError, match=rf"{warmup}.*10"):
+    with pytest.raises(ValueError, match=rf"{warmup}.*10.*at most 9\b"):
         lr_at_step(0, 10, warmup_steps=warmup)
+    assert lr_at_step(0, 10, warmup_steps=9) == 0.0  # as advised
 
 
 # --- total_steps changes -----------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.config.yaml_file import load_config
 from niels_gpt.training.tasks.documents import (
     ContentIndex,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.config import ModelConfig
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import load_model, save_checkpoint

@@ -10,9 +10,9 @@ import pytest
 import torch
 import typer
 
+from niels_gpt.cli.command_line import OLD_NAMES, App
+from niels_gpt.cli.run_app import run_app
 from niels_gpt.system import console
-from niels_gpt.system.command_line import OLD_NAMES, App
-from niels_gpt.system.console import run_app
 
 app = App(help="For the tests.")
 seen = {}
@@ -142,7 +142,7 @@ def test_threads(monkeypatch):
 
 def test_threads_are_set_before_torch_is_loaded():
     code = (
-        "import sys; from niels_gpt.system.command_line import App\nfrom niels_gpt.system.console import run_app\n"
+        "import sys; from niels_gpt.cli.command_line import App\nfrom niels_gpt.cli.run_app import run_app\n"
         "app = App(help='x')\n@app.callback()\ndef root() -> None: ...\n"
         "@app.command()\ndef go() -> None:\n assert 'torch' not in sys.modules\n import torch\n"
         " print(torch.get_num_threads())\nrun_app(app, ['go', '--threads', '1'], name='x')"

@@ -22,9 +22,10 @@ OLD_NAMES = {
     "--roam-val-frac": "--notes-val-frac",
     "--token-cache": "--cache-dir",
     "--workers": "--threads",
+    "--runs": "--runs-dir",
 }
 """Former names of options: still accepted where a command has the new one, but not in the help."""
-POSITIONAL_NAMES = {"--run": "RUN", "--cache-dir": "CACHE"}
+POSITIONAL_NAMES = {"--run": "RUN", "--cache-dir": "CACHE", "--notes": "FOLDER"}
 """Option names under which the first positional argument (by its metavar) is accepted too, but not in the help."""
 MOST = 1_000_000_000
 """Upper limit of every integer option that has no other: no typing error starts endless work."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from niels_gpt.system.resumable import resumable
+from niels_gpt.cli.resumable import resumable
 
 RESUME = "niels-gpt notes vault --resume"
 
@@ -44,7 +44,7 @@ def test_other_exits_are_not_changed(capsys: pytest.CaptureFixture[str]) -> None
 
 SCRIPT = """
 import os, signal, sys, time
-from niels_gpt.system.resumable import resumable
+from niels_gpt.cli.resumable import resumable
 with resumable(lambda: "again"):
     try:
         print("begun", flush=True)
@@ -90,7 +90,7 @@ def test_a_background_job_says_that_it_ignores_ctrl_c_and_stops_after_sigterm() 
 DRAWING = """
 import os, signal, sys
 from niels_gpt.system.progress import status_line
-from niels_gpt.system.resumable import resumable
+from niels_gpt.cli.resumable import resumable
 with resumable(lambda: "again"), status_line("measuring"):
     exec(compile("os.kill(os.getpid(), signal.SIGTERM)", "<frozen importlib._bootstrap>", "exec"))
 """

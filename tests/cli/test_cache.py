@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from niels_gpt.cache import cli as cache_cli
 from niels_gpt.cache.folder import CacheFolder
 from niels_gpt.cache.sources import build as build_module
 from niels_gpt.cache.sources.texts import BuildSettings
 from niels_gpt.cache.writing.shards import ShardWriter
+from niels_gpt.cli import cache as cache_cli
 from niels_gpt.cli import main as full_cli
 from niels_gpt.data.registry import sources
 from niels_gpt.tokenizer import SPECIAL_TOKENS, train_tokenizer
@@ -102,7 +102,7 @@ def call(*arguments, entry="niels-gpt cache"):
     with warnings.catch_warnings():  # the commands replace warnings.showwarning
         try:
             if entry == "niels-gpt cache":
-                full_cli.main(["cache", *words])
+                full_cli.main(["research" if words[0] in ("inspect", "diff") else "cache", *words])
             else:
                 cache_cli.main(words)
         except SystemExit as end:
@@ -167,11 +167,26 @@ def printed(out):
 
 def test_build_all(everything, succeed, tokenizer, caches):
     entry = "python -m niels_gpt.cache.cli"
-    out = succeed("build-all", "--cache-dir", "cache", "--seed", 42, "--workers", 4, tokenizer, *SMALL, entry=entry)
-    assert digests(Path("cache")) == digests(caches)  # built by niels-gpt cache build-all
+    split = "--notes-split=shared_text"  # the specified command splits by file
+    out = succeed(
+        "build-all", "--cache-dir", "cache", "--seed", 42, "--workers", 4, tokenizer, split, *SMALL, entry=entry
+    )
+    assert (Path("cache/notes.json").stat().st_mode & 0o777) == 0o600
+    built, other = digests(Path("cache")), digests(caches)  # built by niels-gpt cache build-all
+    for found in (built, other):
+        del found["notes.json"]  # the record of a run that is resumed: it has the path of the notes
+    assert built == other
     assert table(out) == dict.fromkeys((*PRETRAIN, *SFT), "built")
     names = {str(path.relative_to("cache")) for path in Path("cache").rglob("*")}
-    wanted = {"tokenizer", "tokenizer/spm.model", "tokenizer/meta.json", "pretrain", "sft", "skipped.json"}
+    wanted = {
+        "tokenizer",
+        "tokenizer/spm.model",
+        "tokenizer/meta.json",
+        "pretrain",
+        "sft",
+        "skipped.json",
+        "notes.json",
+    }
     for name in PRETRAIN:
         wanted |= {f"pretrain/{name}", f"pretrain/{name}/meta.json"}
         for split in SPLITS:
