@@ -3,11 +3,12 @@
 Half of a second may pass in imports, where a KeyboardInterrupt ends in a traceback, or is swallowed by a library.
 """
 
+import gc
 import os
 import signal
 from types import FrameType
 
-_INTERRUPTED = 130  # `console.INTERRUPTED`; importing it here would take the time that this module is to cover
+_INTERRUPTED = 130  # `run_app.INTERRUPTED`; importing it here would take the time that this module is to cover
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -20,6 +21,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         run(arguments)
     finally:
+        gc.freeze()  # collecting torch's modules at exit would take a second
         if ours:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left to clean up: end at once
 

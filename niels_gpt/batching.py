@@ -29,6 +29,8 @@ def plan_batch(
 ) -> RowPlan:
     """Draw B rows of T + 1 bytes: one multinomial for the sources, then one randint per row, in row order.
 
+    The order of p counts: that of a run's config, so that its batches can be drawn again; `get_batch` sorts the names.
+
     Raises ValueError for probabilities that do not sum to 1, keys of p that differ from those of sources, sources
     shorter than T + 1 bytes, and B or T below 1.
     """
@@ -80,8 +82,8 @@ def get_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(x, y), each (B, T) int64 on device: windows at random offsets of randomly chosen sources.
 
-    `p` is the probability of each source. y[:, j] == x[:, j + 1]. The same generator state gives the same batch;
-    None is torch's default generator. Raises the errors of `plan_batch`.
+    `p` is the probability of each source, in any order: the names are sorted. y[:, j] == x[:, j + 1]. The same
+    generator state gives the same batch; None is torch's default generator. Raises the errors of `plan_batch`.
     """
-    plan = plan_batch(sources, p=p, B=B, T=T, generator=generator)
+    plan = plan_batch(sources, p=dict(sorted(p.items())), B=B, T=T, generator=generator)
     return gather_rows(sources, plan, T=T, device=device)

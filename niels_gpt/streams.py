@@ -21,7 +21,8 @@ from niels_gpt.chat.transcript import DELIMITER
 from niels_gpt.config import ModelConfig, NotesConfig, SourceConfig
 from niels_gpt.data import embedded
 from niels_gpt.data.byte_split import ByteChunk, byte_chunks, byte_split_files, bytes_between, select_byte_split
-from niels_gpt.data.note_selection import SelectedNotes, note_text, select_notes, utf8_problem
+from niels_gpt.data.note_groups import split_notes
+from niels_gpt.data.note_selection import SelectedNotes, note_text, select_notes
 from niels_gpt.data.primer import (
     chat_file_text,
     is_chat_file,
@@ -31,7 +32,8 @@ from niels_gpt.data.primer import (
     transcripts,
 )
 from niels_gpt.data.reading.local import DataUnavailable, find_files, find_local
-from niels_gpt.data.roam import list_roam_paths, load_texts, split_roam_paths
+from niels_gpt.data.reading.utf8 import utf8_problem
+from niels_gpt.data.roam import list_roam_paths, load_texts
 from niels_gpt.data.source_paths import display_name
 from niels_gpt.data.split import PARTS, cut, split_items
 from niels_gpt.data.types import ChatSample, PretrainSample
@@ -58,7 +60,9 @@ class StreamBuildConfig:
     doc_separator: str = "\n\n"
     """Separator between the documents of wiki and roam."""
     roam_val_frac: float = 0.10
-    """Fraction of the notes held out, by file."""
+    """Fraction of the notes held out."""
+    roam_split: str = "file"
+    """How notes are held out: see `split_notes`."""
     primer_val_frac: float = 0.10
     """Fraction of the dialogues held out."""
     seed: int = 42
@@ -332,7 +336,13 @@ def _roam_inputs(cfg: StreamBuildConfig) -> Inputs:
     else:
         selected.check_found()
         paths = selected.listed
-    by_split = dict(zip(SPLITS, split_roam_paths(paths, val_frac=cfg.roam_val_frac, seed=cfg.seed), strict=True))
+
+    def text(path: str) -> str:
+        (doc,) = load_texts([path], errors=cfg.encoding_errors)
+        return doc if cfg.notes is None else note_text(doc, cfg.notes)
+
+    halves = split_notes(paths, text, by=cfg.roam_split, val_frac=cfg.roam_val_frac, seed=cfg.seed)
+    by_split = dict(zip(SPLITS, halves, strict=True))
     if selected is not None:
         read_paths = set(selected.paths)
         by_split = {split: [path for path in part if path in read_paths] for split, part in by_split.items()}
@@ -340,9 +350,7 @@ def _roam_inputs(cfg: StreamBuildConfig) -> Inputs:
     described |= {"encoding_errors": cfg.encoding_errors, "notes": _text_options(cfg)}
 
     def read(split: str) -> Content:
-        docs = load_texts(by_split[split], errors=cfg.encoding_errors)
-        docs = docs if cfg.notes is None else [note_text(doc, cfg.notes) for doc in docs]
-        return _join(docs, by_split[split], cfg.doc_separator)
+        return _join([text(path) for path in by_split[split]], by_split[split], cfg.doc_separator)
 
     listed = {split: {"split": split, "files": [_stat(path) for path in by_split[split]]} for split in SPLITS}
     return Inputs({split: {**described, **listed[split]} for split in SPLITS}, read, selected)

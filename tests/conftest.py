@@ -1,7 +1,7 @@
 """For all tests: no network, and no files outside temporary folders.
 
 Property tests draw the same cases in every run. With NIELS_GPT_TEST_SEED=N they draw other cases, which N decides
-(`make test-fresh`); the run prints N at its end.
+(`make test WHAT=fresh`); the run prints N at its end.
 """
 
 import gc

@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import niels_gpt
+from bench import figures
+from niels_gpt.data import embedded
 from niels_gpt.report import curves
 from scripts import draw_docs_figures
 from tests.cli import call
@@ -114,3 +117,28 @@ def test_lines_are_short(page):
     limit = 120 if page.name in ("README.md", "first-hour.md") or page.parent.parent == ROOT / "docs" else 200
     assert [number for number, line in enumerate(lines, 1) if len(line) > limit] == []
     assert page.name != "README.md" or len(lines) <= 150
+
+
+def test_figures_in_the_pages_are_the_stored_ones():
+    """`python -m bench.figures` fills them in."""
+    stored = json.loads(figures.STORED.read_text(encoding="utf-8"))
+    marked = {page: figures.MARK.findall(page.read_text(encoding="utf-8")) for page in figures.pages()}
+    assert sum(map(len, marked.values())) > 15 and marked[ROOT / "README.md"]
+    for page, found in marked.items():
+        for name, value in found:
+            entry, key = name.split(".")
+            assert stored[entry]["figures"][key] == value, (page.name, name)
+    assert all(entry["date"] and entry["machine"] for entry in stored.values())
+    text = "a <!--=demo.bits-->9<!--=--> b <!--=past_T.v1--><!--=-->"
+    bits, slower = stored["demo"]["figures"]["bits"], stored["past_T"]["figures"]["v1"]
+    assert figures.filled(text, stored) == f"a <!--=demo.bits-->{bits}<!--=--> b <!--=past_T.v1-->{slower}<!--=-->"
+
+
+def test_the_question_of_the_readme_is_new_and_its_answer_is_the_measured_one():
+    chat = re.search(r"^you> (.*)\n(niels> .*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    stored = json.loads(figures.STORED.read_text(encoding="utf-8"))
+    assert chat[1] == figures.SHOWCASE and chat[2] == stored["demo"]["figures"]["showcase"]
+    assert "cannot forget" in chat[2]
+    asked = re.findall(r"^user: (.*)$", embedded.PRIMER.read_text(encoding="utf-8"), re.MULTILINE)
+    words = {" ".join(re.findall(r"\w+", question.lower())) for question in asked}
+    assert len(words) > 9000 and " ".join(re.findall(r"\w+", chat[1].lower())) not in words

@@ -137,7 +137,7 @@ def test_from_a_vault_to_a_chat(hour):
     assert re.search(r"skipped .*\.trash", output)
     assert re.search(r"latin\.md", output) and re.search(r"wide\.md", output)  # named at the end
     assert re.search(r"^plan: .* weights", output, re.MULTILINE)
-    assert re.search(r"^val_roam ", output, re.MULTILINE) and "gzip" in output and "xz" in output
+    assert re.search(r"^val_roam ", output, re.MULTILINE) and "xz" in output and "primed" in output
     assert re.search(r"^niels> \S", output, re.MULTILINE)
     assert "quick audit" in output
 

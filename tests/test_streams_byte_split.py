@@ -286,7 +286,7 @@ def test_eval_of_a_moved_file(trained, capsys):
 def test_resume_and_batch_show(trained, capsys):
     assert call("train", "--resume", "--run-dir", "out", "--steps", 6, "--allow-config-change") == 0
     capsys.readouterr()
-    assert call("batch", "show", "--run", "out", "--step", 0, "--json") == 0
+    assert call("research", "batch", "show", "--run", "out", "--step", 0, "--json") == 0
     for row in json.loads(capsys.readouterr().out):
         assert row["document"] == "file"
         data = some_bytes(2000)[row["offset"] : row["offset"] + 16]

@@ -351,7 +351,7 @@ def test_train_eval_and_batch_show(capsys):
     assert scores["val_chats"]["bytes"] == len(DELIMITER.join(split(transcripts)[1]).encode("utf-8")) - 1
     assert all(0 < score["bits_per_byte"] < 12 for score in scores.values())
 
-    assert call("batch", "show", "--run", "out", "--step", 0, "--json") == 0
+    assert call("research", "batch", "show", "--run", "out", "--step", 0, "--json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == 4 and {row["source"] for row in rows} <= {"diary", "chats", "roam"}
 

@@ -9,7 +9,7 @@ import numpy as np
 from levanter.store.cache import TreeCache
 from levanter.tokenizers import MarinTokenizer
 
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.config import RunConfig
 from niels_gpt.config.splice import SpliceConfig
 from niels_gpt.splice.documents import ArrayDocuments, Documents

@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
     try:
         model = convert(options.folder, options.out, options.tokenizer)
     except (ValueError, OSError) as err:
-        sys.exit(f"error: {err}")
+        raise SystemExit(f"error: {err}") from None
     print(f"{options.out}: {sum(p.numel() for p in model.parameters()):,} weights, V={model.config.V}")
 
 

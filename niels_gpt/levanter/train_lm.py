@@ -105,7 +105,7 @@ def run(args: list[str]) -> None:
     try:
         levanter.config.main(main, args=args)()
     except (ValueError, OSError, ParsingError) as err:
-        sys.exit(f"error: {one_line(err)}")
+        raise SystemExit(f"error: {one_line(err)}") from None
 
 
 if __name__ == "__main__":

@@ -13,20 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from niels_gpt.system.rng import mix as mix
+
 _ROUNDS = 8
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-def mix(values: np.ndarray) -> np.ndarray:
-    """A 64-bit hash of each number (the SplitMix64 finalizer)."""
-    x = values.astype(np.uint64, copy=True)
-    x += _GOLDEN
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return x
 
 
 def draws(seed: int, epoch: np.ndarray, index: np.ndarray) -> np.ndarray:

@@ -99,7 +99,8 @@ CHAT = b"hello\n/system be brief\nwhat is a note?\n/reset\n/help\nhi there\n/exi
 OPTIONS = (
     "--config", "--run-dir", "--steps", "--set", "--notes", "--primer", "--source", "--exclude", "--encoding-errors",
     "--device",
-    "--threads", "--json", "--quiet", "--seed", "--max-tokens", "--top-k", "--top-p", "--min-p", "--temperature",
+    "--threads", "--json", "--quiet", "--seed", "--max-tokens", "--top-k", "--top-p", "--min-p",
+    "--repetition-penalty", "--temperature",
     "-n", "--stop", "--window",
     "--prompt", "--stride", "--greedy", "--documents", "--controls", "--select", "--text", "--top", "--out",
     "--cache-dir", "--limit",

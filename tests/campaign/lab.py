@@ -27,7 +27,6 @@ data:
   roam: notes
   primer: primer.txt
   cache_dir: streams
-  retain: {roam: 1.0}
   sources: {web: {path: web.jsonl}, talk: {path: chats.jsonl}, table: {path: web.parquet}}
 output: {checkpoint_every: 2, eval_every: 2, eval_steps: 1, sample_every: 0, sample_tokens: 4}
 """
@@ -48,7 +47,7 @@ TOKENS = (
 )  # fmt: skip
 SFT = (
     "--set", "task=sft", "--set", "train.p_train={talk: 0.5, primer: 0.5}", "--set",
-    "train.p_val={talk: 0.5, primer: 0.5}",
+    "train.p_val={talk: 0.5, primer: 0.5}", "--set", "data.retain={roam: 1.0}",
     "--set", "init_from=runs/tokens/checkpoints/best.pt", "--set", "model.V=304",
 )  # fmt: skip
 SPLICE = ("--set", "task=splice", "--set", "splice.dataset_name=roam", "--set", "splice.num_docs=2")
@@ -105,9 +104,12 @@ WRITERS: dict[str, Command] = {
         ("runs/pipe",),
     ),
     "memorize": Command(
-        ("memorize", "runs/bytes", "--threads", "1", "--documents", "2", "--quiet"), ("runs/bytes/memorization",)
+        ("research", "memorize", "runs/bytes", "--threads", "1", "--documents", "2", "--quiet"),
+        ("runs/bytes/memorization",),
     ),
-    "memorize_splice": Command(("memorize", "runs/splice", "--threads", "1", "--quiet"), ("runs/splice/memorization",)),
+    "memorize_splice": Command(
+        ("research", "memorize", "runs/splice", "--threads", "1", "--quiet"), ("runs/splice/memorization",)
+    ),
     "audit": Command(("audit", "runs/bytes", "--out", "audit", "--threads", "1", "--quiet"), ("audit",)),
 }
 """Commands that write, in the order in which the lab is built."""
@@ -128,7 +130,7 @@ READERS: dict[str, Command] = {
     "generate_bytes": Command(("generate", "runs/bytes", "the note", "--seed", "1", "--max-tokens", "8", "--json")),
     "generate_tokens": Command(("generate", "runs/tokens", "the note", "--seed", "1", "--max-tokens", "8", "--json")),
     "chat": Command(("chat", "runs/sft", "--seed", "1", "--max-tokens", "6")),
-    "memorize_tokens": Command(("memorize", "runs/tokens", "--documents", "2", "--threads", "1", "--json")),
+    "memorize_tokens": Command(("research", "memorize", "runs/tokens", "--documents", "2", "--threads", "1", "--json")),
     "audit_tokens": Command(("audit", "runs/tokens", "--threads", "1", "--json")),
     "verify": Command(("cache", "verify")),
     "inspect": Command(("cache", "inspect", "cache/pretrain/web", "--seed", "1", "--json")),
@@ -140,9 +142,9 @@ READERS: dict[str, Command] = {
     "show_tokens": Command(("runs", "show", "runs/tokens")),
     "list": Command(("runs", "list", "--json")),
     "compare": Command(("runs", "compare", "runs/bytes", "runs/tokens", "--out", "both.png")),
-    "batch_bytes": Command(("batch", "show", "runs/bytes", "--step", "3", "--json")),
-    "batch_tokens": Command(("batch", "show", "runs/tokens", "--step", "3", "--json")),
-    "batch_sft": Command(("batch", "show", "runs/sft", "--step", "3", "--json")),
+    "batch_bytes": Command(("research", "batch", "show", "runs/bytes", "--step", "3", "--json")),
+    "batch_tokens": Command(("research", "batch", "show", "runs/tokens", "--step", "3", "--json")),
+    "batch_sft": Command(("research", "batch", "show", "runs/sft", "--step", "3", "--json")),
     "coverage": Command(("splice", "coverage", "--config", "c.yaml", *SPLICE, "--steps", "5", "--json")),
     "lint": Command(("data", "lint", "talk", "--json")),
     "stats": Command(("data", "stats", "web", "--config", "c.yaml", "--json")),

@@ -1,4 +1,4 @@
-"""The campaign finds known faults, repeats its cases, and adds up. It is not run here: see `make campaign`."""
+"""The campaign finds known faults, repeats its cases, and adds up. It is run by `make test WHAT=campaign`."""
 
 import json
 import os

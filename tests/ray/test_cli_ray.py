@@ -2,8 +2,8 @@
 
 import pytest
 
-from niels_gpt.cache.cli import app
-from niels_gpt.system.console import run_app
+from niels_gpt.cli.cache import app
+from niels_gpt.cli.run_app import run_app
 from tests.cache import tree
 
 pytest.importorskip("ray")

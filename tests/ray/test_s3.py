@@ -9,7 +9,7 @@ import torch
 
 from niels_gpt.cache import remote
 from niels_gpt.cache.folder import CacheFolder
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.cache.sources.build import build
 from niels_gpt.cache.sources.texts import BuildSettings
 from niels_gpt.cache.token_stream import TokenStream

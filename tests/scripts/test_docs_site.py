@@ -9,7 +9,7 @@ import pytest
 
 from scripts.docs_site import ROOT, ROOT_PAGES, site_link, site_markdown
 
-MKDOCS = ROOT / ".venv-docs" / "bin" / "python"
+MKDOCS = ROOT / ".venv-tools" / "bin" / "python"
 LOADED = {"script": ("src",), "img": ("src", "srcset"), "source": ("src", "srcset"), "iframe": ("src",)}
 LOADED |= {"video": ("src", "poster"), "audio": ("src",), "embed": ("src",), "object": ("data",), "image": ("href",)}
 LOADED |= {"link": ("href",), "use": ("href",)}
@@ -82,7 +82,7 @@ def site(tmp_path_factory) -> Path:
 def build_site(folder: Path) -> Path:
     """Build the site into a folder, as `make docs` does."""
     if not MKDOCS.exists():
-        pytest.skip("no .venv-docs: make test-docs sets it up")
+        pytest.skip("no .venv-tools: make test WHAT=docs sets it up")
     command = [MKDOCS, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from niels_gpt.cache.build_cache import build_pretrain_cache
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.splice import (
     MultiSpliceDocumentDataset,
     SpliceDocumentDataset,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from niels_gpt.cache.build_cache import build_pretrain_cache
-from niels_gpt.cache.meta import CacheError
+from niels_gpt.cache.formats import CacheError
 from niels_gpt.splice.documents import MAX_ID, ArrayDocuments, CacheDocuments, OpenCache
 from tests.cache import EOT, UNLIMITED, ByteTokenizer
 
