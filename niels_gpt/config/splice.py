@@ -71,8 +71,7 @@ class _DocumentChoice:
     """Fields that the single- and multi-document configs share."""
 
     base: Annotated[
-        str | None,
-        Option(1, why="a folder of token caches; python -m niels_gpt.levanter.train_lm takes Levanter's own"),
+        str | None, Option(1, why="a folder of token caches; only niels_gpt.levanter.train_lm takes a Levanter config")
     ] = None
     """Folder of token caches; None: `data.token_cache`."""
     dataset_name: Annotated[str | None, Option(1)] = None

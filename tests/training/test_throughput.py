@@ -10,9 +10,14 @@ from niels_gpt.training import throughput
 from niels_gpt.training.throughput import ThroughputMeter, flops_per_token
 
 
-def test_flops_per_token():
-    config = ModelConfig(V=50, T=12, C=16, L=2, H=2)
-    assert flops_per_token(config, 1000) == 6 * 1000 + 12 * 2 * 16 * 12
+@pytest.mark.parametrize(
+    ("tied", "frozen", "trained", "kept"),
+    [(True, 0, 2000, 0), (True, 300, 1700, 300), (False, 0, 1200, 0), (False, 500, 1200, 0), (False, 900, 1100, 100)],
+)
+def test_flops_per_token(tied, frozen, trained, kept):
+    """Of 2000 weights; an untied embedding has 800, which are frozen first and multiply nothing."""
+    config = ModelConfig(V=50, T=12, C=16, L=2, H=2, tie_embeddings=tied)
+    assert flops_per_token(config, 2000, frozen=frozen) == 6 * trained + 4 * kept + 12 * 2 * 16 * 12
 
 
 @pytest.mark.parametrize("processes", [1, 3])
