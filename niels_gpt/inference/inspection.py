@@ -150,7 +150,7 @@ def _check_ids(model: GPT, ids: Sequence[int]) -> list[int]:
 def _residual_stream(model: GPT, ids: Sequence[int]) -> list[torch.Tensor]:
     """Return the residual stream (n, C) before the first block and after each block: L + 1 tensors."""
     with evaluating(model):
-        h, context = model.embed(torch.tensor([ids], device=model.device))
+        h, context = model.embed(torch.tensor([ids], device=model.device), None, None, None)
         streams = [h]
         for layer, block in enumerate(model.layers()):
             streams.append(block(streams[-1], layer, context))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -84,6 +84,29 @@ class BlockWeights(NamedTuple):
     """RMSNorm (D,) of each query head, before RoPE; None: there is none, and none of the keys."""
     norm_k: NormWeights | None = None
 
+    @classmethod
+    def of(cls, block: Any) -> BlockWeights:
+        """The weights of a `Block` of `model/gpt.py`."""
+        attn, mlp = block.attn, block.mlp
+        linears = {"qkv": attn.qkv, "out": attn.out, "up": mlp.up, "down": mlp.down}
+        linears |= {} if mlp.gate is None else {"gate": mlp.gate}
+        adapters = {role: getattr(linear, "adapter", None) for role, linear in linears.items()}  # of a `LoRALinear`
+        return cls(
+            block.norm_attn,
+            attn.qkv.weight,
+            attn.out.weight,
+            block.norm_mlp,
+            None if mlp.gate is None else mlp.gate.weight,
+            mlp.up.weight,
+            mlp.down.weight,
+            mlp.activation,
+            attn.heads,
+            adapters={role: adapter for role, adapter in adapters.items() if adapter is not None},
+            biases={role: linear.bias for role, linear in linears.items() if linear.bias is not None},
+            norm_q=attn.norm_q,
+            norm_k=attn.norm_k,
+        )
+
     def normalized_heads(self, qkv: torch.Tensor) -> torch.Tensor:
         """The function above with these norms."""
         return normalized_heads(qkv, self.heads, self.norm_q, self.norm_k)
@@ -117,4 +140,15 @@ class ModelWeights(NamedTuple):
     blocks: list[BlockWeights]
     norm: NormWeights
     head: torch.Tensor
-    """(V, C); the embedding itself if they are tied."""
+    """(V, C), of the ids that can be generated; the embedding itself if they are tied."""
+
+    @classmethod
+    def of(cls, model: Any) -> ModelWeights:
+        """The weights of a `GPT`. Raises ValueError if it has adapters."""
+        learned = None if model.pos_emb is None else model.pos_emb.weight
+        sin, cos = (model.sin, model.cos) if learned is None else (None, None)
+        blocks = [block.weights() for block in model.blocks]
+        if any(block.adapters for block in blocks):
+            raise ValueError("this model has adapters, which decoders do not compute: use model.lora.merged_model")
+        head = model.lm_head.weight if model.sampled_ids is None else model.lm_head.weight[: model.sampled_ids]
+        return cls(model.tok_emb.weight, learned, sin, cos, blocks, model.norm, head)

@@ -12,6 +12,7 @@ Shapes: B batch rows, n <= T positions, C width, H query heads, G key/value head
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -53,14 +54,9 @@ class Context(NamedTuple):
         return attend(qkv, heads, layer, self)
 
 
-def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """GELU by a tanh, as in GPT-2; up to 5e-4 from the exact one."""
-    return F.gelu(x, approximate="tanh")
-
-
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
-    "gelu_tanh": gelu_tanh,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # as in GPT-2; up to 5e-4 from the exact one
     "swiglu": F.silu,  # with a gate, as every name that ends in glu
 }
 """By `model.mlp`. A new one is an entry here and a name in `ModelConfig.mlp`."""
@@ -165,25 +161,7 @@ class Block(nn.Module):
 
     def weights(self) -> BlockWeights:
         """The weights by role, for backends and decoders."""
-        attn, mlp = self.attn, self.mlp
-        linears = {"qkv": attn.qkv, "out": attn.out, "up": mlp.up, "down": mlp.down}
-        linears |= {} if mlp.gate is None else {"gate": mlp.gate}
-        found: dict[str, Any] = {role: getattr(linear, "adapter", None) for role, linear in linears.items()}
-        return BlockWeights(
-            self.norm_attn,
-            attn.qkv.weight,
-            attn.out.weight,
-            self.norm_mlp,
-            None if mlp.gate is None else mlp.gate.weight,
-            mlp.up.weight,
-            mlp.down.weight,
-            mlp.activation,
-            attn.heads,
-            adapters={role: adapter for role, adapter in found.items() if adapter is not None},  # of a `LoRALinear`
-            biases={role: linear.bias for role, linear in linears.items() if linear.bias is not None},
-            norm_q=attn.norm_q,
-            norm_k=attn.norm_k,
-        )
+        return BlockWeights.of(self)
 
 
 class GPT(nn.Module):
@@ -274,19 +252,14 @@ class GPT(nn.Module):
         positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The input of the head (B, n, C), after the final norm. For callers that need logits of few positions."""
-        h, context = self.embed(x, cache=cache, segments=segments, positions=positions)
+        h, context = self.embed(x, cache, segments, positions)
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
             h = checkpoint(block, h, layer, context, use_reentrant=False) if recompute else block(h, layer, context)
         return context.backend.norm(h, self.norm)
 
     def embed(
-        self,
-        x: torch.Tensor,
-        *,
-        cache: KVCache | None = None,
-        segments: torch.Tensor | None = None,
-        positions: torch.Tensor | None = None,
+        self, x: torch.Tensor, cache: KVCache | None, segments: torch.Tensor | None, positions: torch.Tensor | None
     ) -> tuple[torch.Tensor, Context]:
         """The input of the first block (B, n, C), and the context of the forward pass. Advances the cache."""
         if x.dim() != 2 or not 1 <= x.shape[1] <= self.config.T:
@@ -315,17 +288,8 @@ class GPT(nn.Module):
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def weights(self) -> ModelWeights:
-        """All weights by role, for decoders: the head computes the logits of the ids that can be generated.
-
-        Raises ValueError if the model has adapters.
-        """
-        learned = None if self.pos_emb is None else self.pos_emb.weight
-        sin, cos = (self.sin, self.cos) if learned is None else (None, None)
-        blocks = [block.weights() for block in self.layers()]
-        if any(block.adapters for block in blocks):
-            raise ValueError("this model has adapters, which decoders do not compute: use model.lora.merged_model")
-        head = self.lm_head.weight if self.sampled_ids is None else self.lm_head.weight[: self.sampled_ids]
-        return ModelWeights(self.tok_emb.weight, learned, sin, cos, blocks, self.norm, head)
+        """All weights by role, for decoders. Raises ValueError if the model has adapters."""
+        return ModelWeights.of(self)
 
     @property
     def device(self) -> torch.device:

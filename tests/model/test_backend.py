@@ -1,5 +1,7 @@
 """Which backend computes a model, and what the table says about each."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -14,7 +16,9 @@ from niels_gpt.model.backend import (
     SUPPORT,
     backend_report,
     choose,
+    decodes,
     default_backend,
+    usable,
     use_backend,
 )
 
@@ -80,6 +84,25 @@ def test_the_plain_backend_runs_the_modules():
     torch.testing.assert_close(mean, 2 * total)
 
 
+def test_a_model_that_kernels_do_not_compute_is_plain(monkeypatch):
+    def computed(model):
+        """By the backend, by the backend as far as norm and head go, and by a decoder."""
+        return usable(model, CPU) is CPU, usable(model, CPU, blocks=False) is CPU, decodes("one-token", model)
+
+    model = GPT(dataclasses.replace(CONFIG, norm="rmsnorm"))
+    assert computed(model) == (True, True, True) and backend.why_plain() == ""
+    assert usable(model, PLAIN) is PLAIN
+    for module, expected in ((model.blocks[0].mlp, (False, True, False)), (model.norm, (False, False, False))):
+        hook = module.register_forward_hook(lambda *_: None)
+        assert computed(model) == expected
+        hook.remove()
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "OPTIONS", tuple({*OPTIONS} - {"norm=rmsnorm"}))  # an option that no kernel knows
+        assert computed(model) == (False, False, False)
+    monkeypatch.setenv("NIELS_GPT_BACKEND", "plain")
+    assert computed(model) == (False, False, False) and backend.why_plain() == "NIELS_GPT_BACKEND=plain"
+
+
 # --- the table -------------------------------------------------------------------------------------
 
 
@@ -92,6 +115,27 @@ def test_every_option_is_supported_or_declined_with_a_reason():
         assert all(row.declines.values()) and row.used_for
         assert row.available == (not row.reason or row.name == "cpu")
     assert rows[0] == ("plain", rows[0].used_for, True, "", OPTIONS, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "used"),
+    [
+        ({"mlp": "gelu", "rope_low": 2.0, "dropout": 0.1}, {"mlp=gelu"}),
+        ({"mlp": "swiglu"}, {"mlp=swiglu"}),
+        ({"norm": "rmsnorm", "positions": "learned"}, {"mlp=gelu", "norm=rmsnorm", "positions=learned"}),
+        ({"n_kv_heads": 1, "tie_embeddings": False}, {"mlp=gelu", "n_kv_heads", "tie_embeddings=false"}),
+        ({"head_dim": 8, "norm_eps": 1e-6, "qk_norm": True}, {"mlp=gelu", "head_dim", "norm_eps", "qk_norm"}),
+        ({"rope_theta": 5e5, "rope_scale": 2.0}, {"mlp=gelu", "rope_theta", "rope_scale"}),
+        ({"qkv_bias": True}, {"mlp=gelu", "qkv_bias"}),
+        ({"bias": True}, {"mlp=gelu", "qkv_bias", "bias"}),
+    ],
+    ids=str,
+)
+def test_the_options_of_a_model_decide_who_decodes_it(options, used):
+    model = GPT({"V": 9, "T": 8, "C": 8, "L": 1, "H": 2, **options})
+    assert backend.options_of(model) == used
+    for name in ("one-token", "int8", "cuda-graphs"):
+        assert decodes(name, model) == used.isdisjoint(SUPPORT[name])
 
 
 def test_what_runs_on_a_cpu(monkeypatch):

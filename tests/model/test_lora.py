@@ -110,7 +110,7 @@ def test_targets():
 def test_the_backward_ends_below_the_adapted_layers():
     model = build(LLAMA, layers=1)
     assert {name.split(".")[1] for name in adapter_state(model)} == {"1"}
-    h, context = model.embed(batch()[0])
+    h, context = model.embed(batch()[0], None, None, None)
     assert not model.layers()[0](h, 0, context).requires_grad
     loss, expected = reference(model, 2.0)
     ours = model.loss(*batch())
