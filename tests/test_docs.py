@@ -106,7 +106,7 @@ def test_links_and_paths_of_a_page_exist(page):
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
     paths = re.findall(r"`((?:docs|configs|bench|tests|scripts|niels_gpt)/[\w/.-]+)`", text)
     missing = [link for link in links if link and not (page.parent / link).exists()]
-    if page.name != "lab-notebook.md":  # it names what existed on the day
+    if not page.name.startswith("lab-notebook"):  # they name what existed on the day
         missing += [path for path in paths if not (ROOT / path).exists()]
     assert missing == []
 
