@@ -40,19 +40,20 @@ def test_a_row_has_our_figure_the_peers_and_the_verdict():
     assert "- 2030-01-02 10:20: python 3.12.1, torch 2.11, transformers 5.0, load before 0.5 (step). a quiet" in made
 
 
-def test_older_results_are_listed_under_before():
+def test_a_case_has_its_newest_result_only():
+    oldest = result("2029-01-01", row("step", "ours", 50.0, "ours"))
     older = result("2030-01-01", row("step", "ours", 100.0, "ours"), row("other", "ours", 7.0, "ours", unit="ms"))
     newer = result("2030-02-01", row("step", "ours", 200.0, "ours", met=False, target="≥ 300"))
-    now, before = history.page([older, newer]).split("### Before")
-    assert "200 tokens/s" in now and "**missed**" in now and "7.00 ms" in now and "100 tokens/s" not in now
-    assert "100 tokens/s" in before and "7.00 ms" not in before
+    made = history.page([oldest, older, newer])
+    assert "200 tokens/s" in made and "**missed**" in made and "7.00 ms" in made and "100 tokens/s" not in made
+    assert "2030-02-01 10:20" in made and "2030-01-01 10:20" in made and "2029" not in made
 
 
 def test_a_gpu_has_a_separate_section():
     gpu = result("2030-01-01", row("step", "ours", 1.0, "ours"))
     gpu["machine"] = {**MACHINE, "gpu": "Fast One", "cuda": "13.0"}
     made = history.page([gpu, result("2030-01-01", row("step", "ours", 2.0, "ours"))])
-    assert "## Fast One" in made and "CUDA 13.0" in made and made.count("### Before") == 0
+    assert "## Fast One" in made and "CUDA 13.0" in made and made.count("### Measured") == 2
 
 
 def test_results_are_recorded_but_not_quick_ones(tmp_path, monkeypatch, capsys):
