@@ -129,7 +129,6 @@ def test_every_option_is_supported_or_declined_with_a_reason():
         ({"qkv_bias": True}, {"mlp=gelu", "qkv_bias"}),
         ({"bias": True}, {"mlp=gelu", "qkv_bias", "bias"}),
     ],
-    ids=str,
 )
 def test_the_options_of_a_model_decide_who_decodes_it(options, used):
     model = GPT({"V": 9, "T": 8, "C": 8, "L": 1, "H": 2, **options})
