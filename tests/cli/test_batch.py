@@ -41,8 +41,8 @@ def inside(folder, monkeypatch):
 
 def test_json(inside, capsys):
     assert call("research", "batch", "show", "--run", "run", "--step", 100, "--json") == 0
-    rows = open_task(load_config("run/config.yaml")).origins(100)
-    assert json.loads(capsys.readouterr().out) == [dataclasses.asdict(row) for row in rows]
+    rows = [dataclasses.asdict(row) for row in open_task(load_config("run/config.yaml")).origins(100)]
+    assert capsys.readouterr().out == json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
 
 
 def test_every_row_is_printed_as_it_is(inside, capsys):

@@ -7,13 +7,14 @@ import socket
 import sys
 import textwrap
 import warnings
+from dataclasses import replace
 
 import datasets  # imported before a fixture changes HF_HUB_OFFLINE, which it reads once
 import pytest
 
 from niels_gpt.config import DataConfig, SourceConfig
 from niels_gpt.data import embedded
-from niels_gpt.data.registry import describe, get_source, sources
+from niels_gpt.data.registry import describe, get_source, is_private, licence_of, sources
 from niels_gpt.data.types import ChatMessage, ChatSample, PretrainSample
 from tests.data import write_rows
 
@@ -100,6 +101,19 @@ def test_the_sources_of_the_config_come_after_them(tmp_path):
     assert where.kind == "missing" and str(tmp_path / "gone") in where.location
     assert texts(found["diary"].samples()) == [("diary", "a note")]
     assert list(sources()) == list(sources(DataConfig())) == list(BUILT_IN)
+
+
+def test_the_licence_of_a_source_of_a_config(tmp_path):
+    here = SourceConfig(str(tmp_path))
+    own = {"diary": here, "page": replace(here, licence="CC0")}
+    packaged, local, hub = ("embedded",) * 3, (str(tmp_path),) * 3, ("hub", "embedded", "embedded")
+    known = {"oasst1": "Apache-2.0", "gone": "", "diary": "yours", "page": "CC0"}
+    for paths, wiki, notes in ((packaged, "PSF", "MIT"), (local, "CC BY-SA", "yours"), (hub, "CC BY-SA", "MIT")):
+        data = DataConfig(**dict(zip(("wiki", "roam", "primer"), paths, strict=True)), sources=own)
+        for name, licence in {**known, "wiki": wiki, "roam": notes, "primer": notes}.items():
+            assert licence_of(name, data).startswith(licence) and bool(licence_of(name, data)) == bool(licence)
+            assert is_private(licence_of(name, data)) == (licence in ("yours", ""))
+    assert is_private("MIT, yours") and not is_private("not-yours")
 
 
 def test_a_name_that_is_already_used(tmp_path):

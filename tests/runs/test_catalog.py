@@ -90,6 +90,9 @@ def test_all_runs_of_a_folder_newest_first(tmp_path):
     assert {run.state for run in found} == {"finished"}
     assert [path.name for path in catalog.resolve_runs("pipe", tmp_path)] == ["pretrain", "sft"]
     assert catalog.newest_first(tmp_path / "none") == []
+    for folder, known in ((tmp_path, "old, pipe/pretrain, pipe/sft, study/a-1"), (tmp_path / "none", "none")):
+        with pytest.raises(ValueError, match=f"no run gone, .*{known}\\)$"):
+            catalog.locate("gone", folder)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +226,27 @@ def test_the_differences_of_configs(tmp_path):
         "a": tmp_path / "x/a",
         str(tmp_path / "y/a"): tmp_path / "y/a",
     }
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((1 - 0.8, "0.2"), (1 / 3, "0.333333333333"), (7, "7"), (None, "None"), (True, "True")),
+        *(("é b", "é b"), ("", "''"), (" a", "' a'"), ("a\nb", r"'a\nb'")),
+        *(({"b": [0.1 + 0.2, "é"], "a": {}}, "{b: [0.3, é], a: {}}"), ((1 - 0.9, 1), "[0.1, 1]"), ([], "[]")),
+    ],
+)
+def test_a_value_is_shown_on_one_line(value, text):
+    assert catalog.value_text(value) == text
+
+
+def test_of_two_folders_of_a_name_the_one_with_runs_is_meant(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").mkdir()
+    made = make_run(tmp_path / "runs/notes/sft").parent
+    assert catalog.locate("notes") == made.relative_to(tmp_path)
+    make_run(tmp_path / "notes/x")
+    assert str(catalog.locate("notes")) == "notes"
 
 
 # --- removing ----------------------------------------------------------------------------------------

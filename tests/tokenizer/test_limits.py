@@ -82,7 +82,7 @@ def test_expansions_and_large_numbers_are_refused_before_they_are_used(name: str
 def test_growth_up_to_the_limit_is_accepted(tmp_path: Path) -> None:
     assert load_tokenizer(write(tmp_path, normalizer=replace("qq", "q" * 200))).encode("qq")
     with pytest.raises(ValueError, match=r"normalizer can make a text 10\d times"):
-        load_tokenizer(write(tmp_path, normalizer=replace("qq", "q" * 202)))
+        load_tokenizer(write(tmp_path, normalizer=sequence(replace("zz", ""), replace("qq", "q" * 202))))
 
 
 def charsmap(longest: int) -> dict[str, Any]:
@@ -140,9 +140,15 @@ def test_added_ids_of_a_sentencepiece_model_are_bounded(tmp_path: Path) -> None:
 
 
 def test_numbers_of_ids() -> None:
-    assert number_of_ids({"model": {"vocab": [["a", 0.0], ["b", 0.0]]}, "added_tokens": [{"id": 1}]}) == 2
+    vocabulary = [["a", 0.0], ["b", 0.0], ["c", 0.0]]
+    for ids, added in ((3, 1), (3, 2), (4, 3)):
+        assert number_of_ids({"model": {"vocab": vocabulary}, "added_tokens": [{"id": added}]}) == ids
     assert number_of_ids({"model": {"vocab": {"a": 3}}, "added_tokens": [{"id": 9}, "x"]}) == 10
     assert number_of_ids({"model": {}}) == 0
+    limits.check_numbers(limits.MOST_IDS, limits.MOST_ADDED, limits.MOST_MERGES, "x")
+    for numbers, fact in (((2**20 + 1, 0, 0), "ids"), ((0, 10**5 + 1, 0), "added"), ((0, 0, 6 * 10**5 + 1), "merges")):
+        with pytest.raises(ValueError, match=f"x has {max(numbers):,} {fact}"):
+            limits.check_numbers(*numbers, "x")
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from niels_gpt.inference import logprobs
 from niels_gpt.inference.engine.engine import Engine
 from niels_gpt.inference.sampling import choose
 from tests.inference.engine import GREEDY, KINDS, SAMPLED, T, V, alone, finish, model, prompt_of
@@ -43,6 +44,14 @@ def check_logprobs(shown, token: int, logits: torch.Tensor, k: int) -> None:
     best = p.argsort(descending=True)[:k].tolist()
     assert [i for i, _ in shown.top] == best
     assert [value for _, value in shown.top] == pytest.approx([math.log(p[i]) for i in best], abs=1e-5)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_positions():
+    """A prompt is scored in several parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logprobs, "POSITIONS", 3)
+        yield
 
 
 OPTIONS = st.fixed_dictionaries(
@@ -100,6 +109,18 @@ def test_requests_with_all_options_at_random(wanted, kind, slots, prefixes):
                 check_logprobs(each, token, row, k or 0)
         else:
             assert request.prompt_logprobs is None
+
+
+@torch.no_grad()
+def test_a_text_scored_from_any_position():
+    gpt, ids = model(), prompt_of(T, 1)
+    logits = gpt(torch.tensor([ids]))[0, :-1]
+    for first in range(1, T):
+        found = logprobs.score_from(gpt, ids, first, 2)
+        for shown, token, row in zip(found, ids[first:], logits[first - 1 :], strict=True):
+            check_logprobs(shown, token, row, 2)
+    assert logprobs.prompt_logprobs(gpt, ids, 2) == logprobs.score_from(gpt, ids, 1, 2)
+    assert logprobs.prompt_logprobs(gpt, ids[:1]) == []
 
 
 def test_prompt_logprobs_come_before_the_first_token():
