@@ -13,7 +13,7 @@ from niels_gpt.config import RunConfig
 from niels_gpt.runs.folder import MetricsLog, RunFolder
 from niels_gpt.training import tracking
 from niels_gpt.training.progress import Silent
-from niels_gpt.training.tracking import Several, Tracking, WandB, check_trackers
+from niels_gpt.training.tracking import Several, TensorBoard, Tracking, WandB, check_trackers
 
 
 def line(step):
@@ -137,6 +137,23 @@ def test_a_folder_of_the_name_is_no_package(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(ValueError, match="not installed"):
         check_trackers(["wandb"])
+
+
+def test_tensorboard_begins_anew(run, monkeypatch):
+    """With a fake of the package: the files of a session before are removed, and forgotten from step 0 on."""
+    folder, calls = run.path / "tensorboard", []
+    record = types.SimpleNamespace(add_scalar=lambda *values: calls.append(values), close=lambda: calls.append("end"))
+    fake = types.ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = lambda path, **options: calls.append((path, options["purge_step"])) or record
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    folder.mkdir()
+    for name in ("events.out.tfevents.1", "mine.txt"):
+        (folder / name).touch()
+    tracker = TensorBoard(run.path, RunConfig())
+    tracker.log(3, {"loss": 1.0})
+    tracker.close()
+    assert calls == [(str(folder), 0), ("loss", 1.0, 3), "end"]
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
 
 
 def test_wandb_is_offline_whatever_the_user_has_set(run, monkeypatch):
