@@ -104,6 +104,18 @@ def test_what_no_check_of_the_file_finds_ends_a_process_and_not_this_one(tmp_pat
         load_tokenizer(folder)
 
 
+def test_only_rules_that_may_be_slow_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(limits, "_problem", lambda library, model: tried.append(library))
+    harmless, table = {"type": "ByteLevel"}, {"type": "Precompiled"}
+    for rules in ({}, {"pre_tokenizer": harmless}, {"normalizer": sequence({"type": "NFC"}), "decoder": table}):
+        limits.check_tokenizer_json({"model": {}, **rules}, "x")
+    assert tried == []
+    for rules in ({"normalizer": table}, {"pre_tokenizer": table}, {"normalizer": sequence(harmless, table)}):
+        limits.check_tokenizer_json({"model": {}, **rules}, "x")
+    assert tried == ["tokenizers"] * 3
+
+
 def test_an_expression_that_gives_up_is_an_error(tmp_path: Path) -> None:
     split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
     tokenizer = load_tokenizer(write(tmp_path, pre_tokenizer=split))
