@@ -71,6 +71,14 @@ def cases(draw):
     return documents, query, draw(st.sampled_from(STRIDES)), draw(st.integers(1, 12)), draw(st.integers(4, 400))
 
 
+def test_the_bisection_begins_between_two_keys() -> None:
+    """Every 64th suffix has a key; where none has the first 8 bytes of a query, fewer than 64 suffixes are left."""
+    data = np.random.default_rng(0).bytes(3000)
+    queries = np.frombuffer(np.random.default_rng(1).bytes(800), dtype=np.uint64)
+    low, high = opened([data], 1)._narrow(queries)
+    assert (low >= 0).all() and (low <= high).all() and (high - low < 64).all()
+
+
 @given(cases())
 @example(([b""], b"", 8, 1, 4))
 @example(([b"", b""], b"abc", 1, 1, 4))
