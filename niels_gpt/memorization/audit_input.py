@@ -147,7 +147,7 @@ def read_run(loaded: LoadedRun, *, only_chats: bool = False) -> AuditInput:
         found.skipped.append(NotRead(name, f"{number:,} dialogues of the package, which everyone has", False, 0))
     if only_chats and (chats_read or loaded.config is None or loaded.config.task != "sft"):
         problems = []  # they are about other sources
-    remedy = "restore it, or name the text with --notes"
+    remedy = "restore it, name the text with --notes, or train again"
     found.skipped += [NotRead("data of the run", problem, True, 0, remedy) for problem in dict.fromkeys(problems)]
     base = public_base(loaded.home)
     if base is not None and base.private_text and not only_chats:

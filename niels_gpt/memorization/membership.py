@@ -11,7 +11,7 @@ import numpy as np
 from niels_gpt.config import RunConfig
 from niels_gpt.runs.checkpoint import read_checkpoint
 from niels_gpt.runs.loading import LoadedRun, history
-from niels_gpt.system.console import error_message, one_line
+from niels_gpt.system.console import error_message, one_line, plural
 from niels_gpt.tokenizer import AnyTokenizer
 from niels_gpt.training.tasks.documents import DocumentSet, content_key, open_chats, open_documents, uses_bytes
 from niels_gpt.training.tasks.splice_task import SpliceTask
@@ -67,8 +67,7 @@ def open_source(config: RunConfig, data: Mapping[str, str], name: str | None, pr
         problems.append(_problem(err))
         return None
     problem = f"{documents.path} has changed since the training" if changed else ""
-    if problem:
-        problems.append(problem)
+    problems += [problem] * changed
     return RunSource(
         name=documents.source,
         config=config,
@@ -89,8 +88,7 @@ def membership(loaded: LoadedRun, notes: Mapping[str, np.ndarray]) -> tuple[dict
     held out.
     """
     trained, held_out = set[bytes](), set[bytes]()
-    problems: list[str] = []
-    suffix: list[int] = []
+    problems, suffix = list[str](), list[int]()
     for source in run_sources(loaded, problems):
         if not uses_bytes(source.config):
             suffix = [loaded.tokenizer.special_token_ids()["eot"]]
@@ -114,11 +112,13 @@ def run_history(loaded: LoadedRun, problems: list[str]) -> Iterator[tuple[RunCon
 
     The history ends at a public model, imported or read by `init_from: hf:...`: it was not trained on data of the user.
     """
-    path, data, run = loaded.path, loaded.data, loaded.home
+    path, data, run, before = loaded.path, loaded.data, loaded.home, loaded.data_changed
     if run is not None and run.no_data:
         problems.append(run.no_data)
         return
     for past in history(run):
+        if before:
+            problems.append(f"{path}: its first {plural(before, 'step')} read other data, which is not here any more")
         yield past.config, data
         if past.start is None or past.earlier is None:
             return
@@ -130,7 +130,7 @@ def run_history(loaded: LoadedRun, problems: list[str]) -> Iterator[tuple[RunCon
             return
         if run.imported:
             return
-        data = saved["extra"].get("data", {})
+        data, before = saved["extra"].get("data", {}), saved["extra"].get("data_changed", 0)
     if run is None or not run.exists:
         problems.append(f"{path} is not in a run folder, so its training data is unknown")
 

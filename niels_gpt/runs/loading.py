@@ -42,6 +42,8 @@ class LoadedRun(NamedTuple):
     tokenizer: AnyTokenizer = ByteTokenizer()
     data: Mapping[str, str] = MappingProxyType({})
     """Hashes that identify the training data."""
+    data_changed: int = 0
+    """Steps that were done before the run was first resumed with other data; 0: it never was."""
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of a text as in the training data: token caches hold `\\n` line ends only."""
@@ -227,15 +229,14 @@ def load_run(
             "tokenizer.model of its run, or restore it from spm.model of the token cache; a tokenizer of others is the "
             "folder tokenizer/ of both"
         )
-    return LoadedRun(model, saved["step"], file, run, found, data)
+    return LoadedRun(model, saved["step"], file, run, found, data, saved["extra"].get("data_changed", 0))
 
 
 def tokenizer_path(checkpoint: Path, run: RunFolder | None = None) -> Path | None:
     """The tokenizer of the run, beside the checkpoint or one folder up: tokenizer.model or tokenizer/; None: none."""
     folders = [*([run.path] if run else []), checkpoint.parent, checkpoint.parent.parent]
     candidates = [folder / name for folder in folders for name in ("tokenizer.model", "tokenizer")]
-    found = (path for path in candidates if path.is_file() or (path.is_dir() and has_tokenizer(path)))
-    return next(found, None)
+    return next((path for path in candidates if path.is_file() or (path.is_dir() and has_tokenizer(path))), None)
 
 
 def find_tokenizer(

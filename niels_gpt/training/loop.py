@@ -332,6 +332,7 @@ def _loop(
     def save(model: GPT, *, numbered: bool, best: bool) -> None:
         extra: dict[str, Any] = {"config": identity(config), "data": fingerprint, "best": state.best}
         extra |= {"processes": world.size} if world.size > 1 else {}
+        extra |= {"data_changed": state.data_changed} if state.data_changed else {}
         extra |= {"lora": {"scale": settings.lora.scale, "base": state.base}} if settings.lora.rank else {}
         if world.is_main and (best or not state.sharded):
             optimizer, file = (None, False) if state.sharded else (state.optimizer, numbered)

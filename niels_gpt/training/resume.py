@@ -46,6 +46,8 @@ class TrainState:
     """The DDP or FSDP module whose forward is the loss; None for a single process."""
     base: str = ""
     """The digest of the frozen weights of a LoRA run."""
+    data_changed: int = 0
+    """Steps that were done before the run was first resumed with other data."""
 
     @property
     def sharded(self) -> bool:
@@ -176,6 +178,8 @@ def restore(
             state.optimizer.load_state_dict(saved["optimizer"])
     state.step = saved["step"]
     state.base = saved["extra"].get("lora", {}).get("base", "")
+    changed = saved["extra"]["data"] != task.fingerprint()
+    state.data_changed = saved["extra"].get("data_changed") or changed * state.step
     if world.is_main:
         run.restore_links(path, saved["step"], saved["extra"]["best"])
     state.best = world.broadcast(saved["extra"]["best"] if run.best.exists() else None)
@@ -218,13 +222,12 @@ def _report_schedule(config: RunConfig, saved: dict[str, Any], report: Reporter)
     train, before = config.train, saved["extra"]["config"]["train"]["total_steps"]
     if train.total_steps == before or not train.extended:
         return
-    at = train.extended[-1][0]
-    ramp = ramp_steps(at, train.total_steps)
+    at, total = train.extended[-1][0], train.total_steps
+    ramp = ramp_steps(at, total)
     change = ""
     if ramp:
         rates = [scheduled_lr(step, train) for step in (at - 1, at + ramp)]
         change = f"goes from {rates[0]:.3g} to {rates[1]:.3g} in {plural(ramp, 'step')}, then "
-    total = train.total_steps
     report.note(f"{before} steps become {total}: the learning rate {change}follows the cosine of {total} steps")
 
 
@@ -240,8 +243,8 @@ def check_resumable(
     """Raise ValueError if a checkpoint has another config or other data, unless that is allowed."""
     _check_types(path, extra)
     changed = differences(with_defaults(extra["config"]), identity(config))
-    changed.pop("train.accumulate", None)  # the same rows in other micro-batches
-    for key in ("train.total_steps", "train.extended"):  # the schedule follows: `with_saved_schedule`
+    # The same rows in other micro-batches; and the schedule follows: `with_saved_schedule`.
+    for key in ("train.accumulate", "train.total_steps", "train.extended"):
         changed.pop(key, None)
     # The fingerprint of the data covers the choice of documents.
     for key in ("doc_key", "tokenizer", "epochs", "max_train_batches", "initial_batch_size"):
@@ -255,9 +258,7 @@ def check_resumable(
             else "use the config of the run, or pass --allow-config-change to train to resume anyway"
         )
         raise ValueError(f"the config has changed since {path}: {listed}; {remedy}")
-    fingerprint = task.fingerprint()
-    names = {**extra["data"], **fingerprint}
-    differing = [name for name in names if extra["data"].get(name) != fingerprint.get(name)]
+    differing = sorted(dict(extra["data"].items() ^ task.fingerprint().items()))
     if differing and not allow_data_change:
         raise ValueError(
             f"the training data has changed since {path}: {', '.join(differing)}; restore it, start a new run, "

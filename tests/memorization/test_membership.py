@@ -92,6 +92,23 @@ def test_runs_before_count(workdir, trained, capsys):
     assert "best.pt" in reason
 
 
+def test_a_run_that_was_resumed_without_a_note_has_read_it(workdir, capsys):
+    """The note is gone, so nobody can judge whether the model recites it."""
+    (workdir / "notes").mkdir()
+    for i in range(12):
+        text = " ".join(f"{i * j * 7919 % 104729:x}" for j in range(3, 40))
+        (workdir / "notes" / f"{i}.md").write_text(text, encoding="utf-8")
+    options = ["--notes", workdir / "notes", "--set=train.p_train={roam: 1.0}", "--set=train.p_val={roam: 1.0}"]
+    assert call("train", "--config", "debug", *options, "--steps", "2", "--run-dir", "run") == 0
+    assert call("audit", "run", "--device", "cpu") == 0
+    (workdir / "notes/0.md").unlink()
+    assert call("train", "run", "--resume", "--steps", "4", "--allow-data-change") == 0
+    assert call("train", "run", "--resume", "--steps", "6") == 0
+    capsys.readouterr()
+    assert call("audit", "run", "--device", "cpu") == 4
+    assert "its first 2 steps read other data" in capsys.readouterr().out
+
+
 # --- token caches ------------------------------------------------------------------------------------
 
 
