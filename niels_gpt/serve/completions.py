@@ -13,9 +13,9 @@ from niels_gpt.inference.generation import TextOutput, encode_stops
 from niels_gpt.inference.sampling import Sampling
 from niels_gpt.serve.errors import APIError, above_limit
 from niels_gpt.serve.limits import Limits
-from niels_gpt.serve.metrics import Record
 from niels_gpt.serve.model_worker import Inbox
 from niels_gpt.serve.openai_schema import NO_LIMIT
+from niels_gpt.serve.records import Record
 from niels_gpt.serve.served_model import ServedModel
 from niels_gpt.system.rng import derive_seed
 
@@ -153,10 +153,9 @@ class Generation:
         self._model = model
         self._record = record
         self._inbox = Inbox()
-        self._stopped: APIError | None = None
         self._admitted = model.admission.admit(order.choices)
-        self._number = order.choices
-        self._per_prompt = order.n
+        self._open = True
+        self.order = order
         self.on_close: Callable[[], object] = lambda: None
         too_long = APIError(
             504, f"the request took longer than {limits.request_seconds:g} s, the limit of this server", code="timeout"
@@ -186,8 +185,7 @@ class Generation:
 
     def stop(self, err: APIError, outcome: str) -> None:
         """End the generation early; its reader gets this error."""
-        if self._stopped is None and self._number:
-            self._stopped = err
+        if self._open and self._inbox.failure is None:
             self._record.outcome = outcome
             self._inbox.fail(err)
             self._cancel()
@@ -198,12 +196,12 @@ class Generation:
 
     def close(self) -> None:
         """Free the slots. Nothing happens if it was closed before."""
-        if self._number:
+        if self._open:
+            self._open = False
             self._timer.cancel()
             self._cancel()
-            self._model.admission.leave(self._number, self._admitted)
-            self._record.completion_tokens = sum(choice.tokens for choice in self.choices)
-            self._number = 0
+            self._model.admission.leave(self.order.choices, self._admitted)
+            self._record.completion_tokens = self._completion_tokens()
             self.on_close()
 
     async def updates(self) -> AsyncIterator[list[Update]]:
@@ -241,11 +239,14 @@ class Generation:
             self.close()
 
     def _cached_tokens(self) -> int:
-        return sum(choice.request.cached for choice in self.choices[:: self._per_prompt])
+        return sum(choice.request.cached for choice in self.choices[:: self.order.n])
 
-    def usage(self, prompt_tokens: int) -> dict[str, Any]:
+    def _completion_tokens(self) -> int:
+        return sum(choice.tokens for choice in self.choices)
+
+    def usage(self) -> dict[str, Any]:
         """The tokens so far, in OpenAI's words."""
-        completion = sum(choice.tokens for choice in self.choices)
+        prompt_tokens, completion = self._record.prompt_tokens, self._completion_tokens()
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion,

@@ -7,13 +7,15 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.types import Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 CLIENT_CLOSED = 499
 """The client went away before its response was complete: only the access log shows it."""
@@ -25,24 +27,21 @@ _TYPES = {
 }
 
 
+@dataclass(eq=False)
 class APIError(Exception):
     """What a client did wrong, or what the server cannot do now, with its status code."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
-        self.code = code
-        self.headers = dict(headers or {})
+    status: int
+    message: str
+    _: KW_ONLY
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] | None = None
+    retry_after: int | None = None
+    """Seconds after which the same request may succeed, for a header."""
+
+    def __str__(self) -> str:
+        return self.message
 
     @property
     def body(self) -> dict[str, Any]:
@@ -53,7 +52,10 @@ class APIError(Exception):
     def response(self) -> Response:
         """The error as a response."""
         # ASCII only: a message may quote a lone surrogate.
-        return Response(json.dumps(self.body), self.status, self.headers, media_type="application/json")
+        response = Response(json.dumps(self.body), self.status, self.headers, media_type="application/json")
+        if self.retry_after is not None:
+            response.headers["retry-after"] = str(self.retry_after)
+        return response
 
     async def send(self, send: Send) -> None:
         """Send the error from a middleware. The body of the request may be unread, so the connection closes."""
@@ -61,6 +63,50 @@ class APIError(Exception):
         response.headers["connection"] = "close"
         await send({"type": "http.response.start", "status": self.status, "headers": response.raw_headers})
         await send({"type": "http.response.body", "body": response.body})
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(BaseModel):
+    """The body of every response that is not a success."""
+
+    error: ErrorBody
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text, "model": Error}
+    for status, text in {
+        400: "A parameter is wrong or not supported.",
+        401: "The API key is missing or wrong.",
+        403: "The Host or Origin header is of another site.",
+        404: "There is no such model.",
+        408: "The body did not arrive in time.",
+        413: "The body is too large.",
+        429: "The queue is full; the header Retry-After says when to try again.",
+        500: "The model failed.",
+        503: "The server is shutting down.",
+        504: "The request took too long.",
+    }.items()
+}
+
+
+class HTTPMiddleware:
+    """ASGI middleware for HTTP requests: `serve` answers one, or passes it on to `app`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.serve if scope["type"] == "http" else self.app)(scope, receive, send)
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        raise NotImplementedError
 
 
 def above_limit(what: str, limit: int, *, param: str, code: str | None = None) -> APIError:
@@ -134,16 +180,16 @@ def _at_byte(part: re.Match[bytes] | None) -> str:
 def add_handlers(app: FastAPI) -> None:
     """Let every error of the app have this shape."""
 
-    async def on_api_error(_: Request, err: Exception) -> Response:
-        assert isinstance(err, APIError)
+    @app.exception_handler(APIError)
+    async def on_api_error(_: Request, err: APIError) -> Response:
         return err.response()
 
-    async def on_invalid(_: Request, err: Exception) -> Response:
-        assert isinstance(err, RequestValidationError)
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(_: Request, err: RequestValidationError) -> Response:
         return describe_validation(err.errors()).response()
 
-    async def on_http(request: Request, err: Exception) -> Response:
-        assert isinstance(err, HTTPException)
+    @app.exception_handler(HTTPException)
+    async def on_http(request: Request, err: HTTPException) -> Response:
         if err.status_code == 400 and err.__cause__ is not None:  # FastAPI's for every failure to parse the body
             return (await asyncio.to_thread(describe_body, err.__cause__, await request.body())).response()
         messages = {
@@ -153,11 +199,7 @@ def add_handlers(app: FastAPI) -> None:
         message = messages.get(err.status_code, str(err.detail) or HTTPStatus(err.status_code).phrase)
         return APIError(err.status_code, message, headers=err.headers).response()
 
+    @app.exception_handler(Exception)
     async def on_bug(_: Request, __: Exception) -> Response:  # the server also prints its traceback
         # uvicorn closes the connection.
         return APIError(500, "the server failed; its log has the reason", headers={"Connection": "close"}).response()
-
-    app.add_exception_handler(APIError, on_api_error)
-    app.add_exception_handler(RequestValidationError, on_invalid)
-    app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(Exception, on_bug)

@@ -6,7 +6,6 @@ fork, and what the model saw at a token, follow from the same messages and the i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -19,14 +18,13 @@ from starlette.responses import Response
 from niels_gpt.chat.format import ChatPrompt
 from niels_gpt.inference.inspection import attention, logit_lens, reply_logprobs, visible_context
 from niels_gpt.inference.logprobs import TokenLogprobs
-from niels_gpt.serve.access_log import record_of
 from niels_gpt.serve.completions import Generation, Order, Update
-from niels_gpt.serve.errors import APIError, above_limit
-from niels_gpt.serve.openai_responses import token_json, token_text
+from niels_gpt.serve.errors import ERRORS, APIError, above_limit
+from niels_gpt.serve.openai_responses import ResponseFormat, scored_json, token_json, token_text
 from niels_gpt.serve.openai_schema import Id, Messages, Parameters, SamplingParameters, Text
 from niels_gpt.serve.provenance_search import ProvenanceSearch
+from niels_gpt.serve.records import record_of
 from niels_gpt.serve.requests import (
-    ERRORS,
     call_model,
     check_bytes,
     encode_messages,
@@ -143,11 +141,10 @@ async def stream_reply(body: ReplyRequest, request: Request) -> Response:
         options=options,
         start=reply,
     )
-    form = partial(_ReplyEvents, model)
-    return await respond(request, model, order, form, stream=True, include_usage=True)
+    return await respond(request, model, order, partial(_ReplyEvents, model), stream=True)
 
 
-class _ReplyEvents:
+class _ReplyEvents(ResponseFormat):
     """The events of /api/reply: `tokens`; at the end `finished` with the bytes that are text; then `usage`."""
 
     def __init__(self, model: ServedModel, generation: Generation) -> None:
@@ -162,11 +159,8 @@ class _ReplyEvents:
             chunks.append({"finished": update.finished, "bytes": self._generation.choices[0].certain})
         return chunks
 
-    def end(self, usage: Any) -> dict[str, Any]:
-        return {"usage": usage}
-
-    def whole(self, updates: Sequence[Update], usage: Any) -> dict[str, Any]:
-        raise NotImplementedError  # these replies are always streams
+    def end(self, usage: Any) -> list[dict[str, Any]]:
+        return [{"usage": usage}]
 
 
 @router.post("/tokens")
@@ -189,9 +183,7 @@ async def score_tokens(body: TokensRequest, request: Request) -> Response:
 
     def build() -> dict[str, Any]:
         tokens = [
-            {"id": token, "token": token_text(model, token), "bytes": list(model.token_bytes[token])}
-            if scored is None
-            else _scored_json(model, scored)
+            token_json(model, token) if scored is None else _scored_json(model, scored)
             for token, scored in zip(context.reply, found, strict=True)
         ]
         return {"tokens": tokens}
@@ -212,7 +204,7 @@ async def show_attention(body: AttentionRequest, request: Request) -> JSONRespon
     )
     return JSONResponse(
         {
-            "tokens": [{"id": i, "token": token_text(model, i), "bytes": list(model.token_bytes[i])} for i in visible],
+            "tokens": [token_json(model, i) for i in visible],
             "weights": [round(weight, DIGITS) for weight in weights],
             "dropped": len(context.ids) - len(visible),
         }
@@ -266,8 +258,5 @@ async def _read(body: Inspected, request: Request) -> _Context:
 
 
 def _scored_json(model: ServedModel, scored: TokenLogprobs) -> dict[str, Any]:
-    return {
-        **token_json(model, scored.token, scored.logprob),
-        "entropy": round(scored.entropy, DIGITS),
-        "top": [token_json(model, token, logprob) for token, logprob in scored.top],
-    }
+    entropy = round(scored.entropy, DIGITS)
+    return scored_json(model, scored._replace(entropy=entropy), alternatives="top")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from niels_gpt.serve.errors import APIError
+from niels_gpt.serve.errors import APIError, HTTPMiddleware
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Admission:
                 f"the model is busy: {self.active} continuations run or wait, {number} more do not fit; "
                 f"try again in {seconds} s",
                 code="queue_full",
-                headers={"Retry-After": str(seconds)},
+                retry_after=seconds,
             )
         self.active += number
         return time.monotonic()
@@ -87,17 +87,14 @@ class Admission:
         self._seconds += 0.1 * (time.monotonic() - since - self._seconds)
 
 
-class BodyLimit:
+class BodyLimit(HTTPMiddleware):
     """ASGI middleware that reads the body of a request, within its limits of size and time, before the app starts."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self._app = app
+        super().__init__(app)
         self._limits = limits
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await self._read(scope, receive)
         except APIError as err:
@@ -114,7 +111,7 @@ class BodyLimit:
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        await self._app(scope, receive_body, send)
+        await self.app(scope, receive_body, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         limit = self._limits.body_bytes

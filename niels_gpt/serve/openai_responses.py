@@ -5,147 +5,142 @@ from __future__ import annotations
 import codecs
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from niels_gpt.serve.completions import ScoredToken, Update
+from niels_gpt.inference.logprobs import TokenLogprobs
+from niels_gpt.serve.completions import Generation, ScoredToken, Update
+from niels_gpt.serve.openai_schema import CompletionRequest, SampledRequest
 from niels_gpt.serve.served_model import ServedModel
 
 LEAST_LOGPROB = -9999.0
 """Reported for a probability of 0, whose logarithm JSON cannot hold."""
 
 
-class ResponseFormat(Protocol):
-    """How the updates of a generation become JSON."""
+class ResponseFormat:
+    """How the updates of a generation become JSON: of a response, or of the chunks of a stream."""
 
-    def chunks(self, update: Update) -> list[dict[str, Any]]:
-        """The chunks of a stream for an update."""
+    prefix: str
+    """Of the id."""
+    kind: str
+    """`object` of the response; `stream_kind` of a chunk."""
+    stream_kind: str
 
-    def end(self, usage: Mapping[str, Any]) -> dict[str, Any]:
-        """The last chunk of a stream with `include_usage`."""
-
-    def whole(self, updates: Sequence[Update], usage: Mapping[str, Any]) -> dict[str, Any]:
-        """The response that is not a stream, of one merged update per continuation."""
-
-
-class _Format:
-    def __init__(self, model: ServedModel, prefix: str, kind: str, include_usage: bool) -> None:
+    def __init__(self, model: ServedModel, body: SampledRequest, generation: Generation) -> None:
         self._model = model
+        self._generation = generation
+        self._scored = body.scores is not None
+        self._include_usage = body.include_usage
         self._begun: set[int] = set()
         self._base = {
-            "id": f"{prefix}-{uuid.uuid4().hex}",
-            "object": kind,
+            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "object": self.stream_kind if body.stream else self.kind,
             "created": int(time.time()),
             "model": model.id,
             "system_fingerprint": model.fingerprint,
         }
-        self._usage: dict[str, Any] = {"usage": None} if include_usage else {}
-
-    def end(self, usage: Mapping[str, Any]) -> dict[str, Any]:
-        return {**self._base, "choices": [], "usage": usage}
-
-    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return {**self._base, "choices": [choice], **self._usage}
-
-
-class ChatFormat(_Format):
-    """Replies to a conversation."""
-
-    def __init__(self, model: ServedModel, *, stream: bool, scored: bool, include_usage: bool = False) -> None:
-        kind = "chat.completion.chunk" if stream else "chat.completion"
-        super().__init__(model, "chatcmpl", kind, include_usage)
-        self._scored = scored
 
     def chunks(self, update: Update) -> list[dict[str, Any]]:
-        chunks = []
-        if update.choice not in self._begun:
-            self._begun.add(update.choice)
-            chunks.append(self._delta(update, {"role": "assistant", "content": ""}))
-        if update.text or update.tokens:
-            chunks.append(self._delta(update, {"content": update.text}, self._logprobs(update.tokens)))
-        if update.finished is not None:
-            chunks.append(self._delta(update, {}, finished=update.finished))
-        return chunks
+        """The chunks of a stream for an update."""
+        usage = {"usage": None} if self._include_usage else {}
+        return [{**self._base, "choices": [choice], **usage} for choice in self._streamed(update)]
 
-    def _delta(
-        self, update: Update, delta: dict[str, Any], logprobs: Any = None, finished: str | None = None
-    ) -> dict[str, Any]:
-        return self._chunk({"index": update.choice, "delta": delta, "logprobs": logprobs, "finish_reason": finished})
+    def end(self, usage: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The last chunk of a stream, if `include_usage` asks for one."""
+        return [{**self._base, "choices": [], "usage": usage}] if self._include_usage else []
 
     def whole(self, updates: Sequence[Update], usage: Mapping[str, Any]) -> dict[str, Any]:
-        choices = [
-            {
-                "index": update.choice,
-                "message": {"role": "assistant", "content": update.text, "refusal": None},
-                "logprobs": self._logprobs(update.tokens),
-                "finish_reason": update.finished,
-            }
-            for update in updates
+        """The response that is not a stream, of one merged update per continuation."""
+        return {**self._base, "choices": [self._choice(update) for update in updates], "usage": usage}
+
+    def _choice(self, update: Update) -> dict[str, Any]:
+        """A continuation in a response."""
+        raise NotImplementedError
+
+    def _streamed(self, update: Update) -> list[dict[str, Any]]:
+        """What is new of a continuation in a stream."""
+        return [self._choice(update)]
+
+    def _begins(self, index: int) -> bool:
+        """Whether this is the first update of a continuation."""
+        begins = index not in self._begun
+        self._begun.add(index)
+        return begins
+
+
+class ChatFormat(ResponseFormat):
+    """Replies to a conversation."""
+
+    prefix, kind, stream_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def _streamed(self, update: Update) -> list[dict[str, Any]]:
+        deltas: list[tuple[dict[str, Any], Any, str | None]] = []
+        if self._begins(update.choice):
+            deltas.append(({"role": "assistant", "content": ""}, None, None))
+        if update.text or update.tokens:
+            deltas.append(({"content": update.text}, self._logprobs(update.tokens), None))
+        if update.finished is not None:
+            deltas.append(({}, None, update.finished))
+        return [
+            {"index": update.choice, "delta": delta, "logprobs": logprobs, "finish_reason": finished}
+            for delta, logprobs, finished in deltas
         ]
-        return {**self._base, "choices": choices, "usage": usage}
+
+    def _choice(self, update: Update) -> dict[str, Any]:
+        return {
+            "index": update.choice,
+            "message": {"role": "assistant", "content": update.text, "refusal": None},
+            "logprobs": self._logprobs(update.tokens),
+            "finish_reason": update.finished,
+        }
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
         if not self._scored:
             return None
-        content = []
-        for scored in tokens:
-            found = scored.logprobs
-            content.append(
-                {
-                    **token_json(self._model, found.token, found.logprob),
-                    "top_logprobs": [token_json(self._model, token, logprob) for token, logprob in found.top],
-                    "entropy": found.entropy,
-                }
-            )
+        content = [scored_json(self._model, scored.logprobs, alternatives="top_logprobs") for scored in tokens]
         return {"content": content, "refusal": None}
 
 
-class CompletionFormat(_Format):
-    """Continuations of texts.
+class CompletionFormat(ResponseFormat):
+    """Continuations of texts. With `echo` each begins with its prompt, which has been scored by its first update."""
 
-    echo: returns the prompt of a continuation as text and scored tokens; called with its first update, since the engine
-    scores a prompt only when it has a slot.
-    """
+    prefix, kind, stream_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(
         self,
         model: ServedModel,
-        *,
-        scored: bool,
-        echo: Callable[[int], tuple[str, list[ScoredToken]]] | None = None,
-        include_usage: bool = False,
+        body: CompletionRequest,
+        given: Sequence[str | list[int]],
+        generation: Generation,
     ) -> None:
-        super().__init__(model, "cmpl", "text_completion", include_usage)
-        self._scored = scored
-        self._echo = echo
-        self._offsets: dict[int, _Offsets] = {}
-
-    def chunks(self, update: Update) -> list[dict[str, Any]]:
-        return [self._chunk(self._choice(update))]
-
-    def whole(self, updates: Sequence[Update], usage: Mapping[str, Any]) -> dict[str, Any]:
-        return {**self._base, "choices": [self._choice(update) for update in updates], "usage": usage}
+        """given: the prompts as in the request."""
+        super().__init__(model, body, generation)
+        self._echoed = given if body.echo else None
+        self._offsets: defaultdict[int, _Offsets] = defaultdict(_Offsets)
 
     def _choice(self, update: Update) -> dict[str, Any]:
         text, tokens = update.text, update.tokens
-        if self._echo is not None and update.choice not in self._begun:
-            self._begun.add(update.choice)
-            prompt, prompt_tokens = self._echo(update.choice)
-            text, tokens = prompt + text, [*prompt_tokens, *tokens]
+        if self._echoed is not None and self._begins(update.choice):
+            order = self._generation.order
+            prompt, ids = self._echoed[update.choice // order.n], order.prompts[update.choice // order.n]
+            text = (prompt if isinstance(prompt, str) else self._model.tokenizer.decode(ids)) + text
+            found = [None, *(self._generation.choices[update.choice].request.prompt_logprobs or [])]
+            tokens = [*(ScoredToken(0, i, each) for i, each in zip(ids, found, strict=False)), *tokens]
         logprobs = self._logprobs(update.choice, tokens) if self._scored else None
         return {"index": update.choice, "text": text, "logprobs": logprobs, "finish_reason": update.finished}
 
     def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
-        offsets = self._offsets.setdefault(index, _Offsets())
+        model, offsets = self._model, self._offsets[index]
         return {
-            "tokens": [token_text(self._model, scored.token) for scored in tokens],
+            "tokens": [token_text(model, scored.token) for scored in tokens],
             "token_logprobs": [scored.logprobs and max(scored.logprobs.logprob, LEAST_LOGPROB) for scored in tokens],
             "top_logprobs": [
                 scored.logprobs
-                and {token_text(self._model, token): max(value, LEAST_LOGPROB) for token, value in scored.logprobs.top}
+                and {token_text(model, token): max(value, LEAST_LOGPROB) for token, value in scored.logprobs.top}
                 for scored in tokens
             ],
-            "text_offset": [offsets.add(self._model.token_bytes[scored.token]) for scored in tokens],
+            "text_offset": [offsets.add(model.token_bytes[scored.token]) for scored in tokens],
         }
 
 
@@ -165,14 +160,18 @@ class _Offsets:
         return position
 
 
-def token_json(model: ServedModel, token: int, logprob: float) -> dict[str, Any]:
-    """A token with its log-probability, as chat completions report it; `id` is an addition."""
-    return {
-        "token": token_text(model, token),
-        "logprob": max(logprob, LEAST_LOGPROB),
-        "bytes": list(model.token_bytes[token]),
-        "id": token,
-    }
+def token_json(model: ServedModel, token: int) -> dict[str, Any]:
+    """A token with its id, an addition to OpenAI's API, and the bytes of its text."""
+    return {"id": token, "token": token_text(model, token), "bytes": list(model.token_bytes[token])}
+
+
+def scored_json(model: ServedModel, scored: TokenLogprobs, *, alternatives: str) -> dict[str, Any]:
+    """A token with its log-probability, those of other tokens, and the entropy."""
+    found, *others = (
+        {**token_json(model, token), "logprob": max(logprob, LEAST_LOGPROB)}
+        for token, logprob in ((scored.token, scored.logprob), *scored.top)
+    )
+    return {**found, "entropy": scored.entropy, alternatives: others}
 
 
 def token_text(model: ServedModel, token: int) -> str:

@@ -5,27 +5,18 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from niels_gpt.serve.access_log import record_of
-from niels_gpt.serve.completions import Generation, Order, ScoredToken
-from niels_gpt.serve.errors import APIError
-from niels_gpt.serve.openai_responses import ChatFormat, CompletionFormat, ResponseFormat
-from niels_gpt.serve.openai_schema import (
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    _Sampled,
-    as_prompts,
-)
+from niels_gpt.serve.completions import Order
+from niels_gpt.serve.errors import ERRORS, APIError
+from niels_gpt.serve.openai_responses import ChatFormat, CompletionFormat
+from niels_gpt.serve.openai_schema import ChatRequest, CompletionRequest, EmbeddingRequest, as_prompts
+from niels_gpt.serve.records import record_of
 from niels_gpt.serve.requests import (
-    ERRORS,
     call_model,
     check_ids,
     encode_messages,
@@ -59,41 +50,38 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     """Reply to a conversation."""
     model, limits = find_model(request, body.model), limits_of(request)
     prompt = await encode_messages(body.messages, model, limits, continue_last=body.continue_final_message)
-    stops = [*body.stops, *model.format.stops]
-    wanted = body.most_tokens or min(model.context, limits.new_tokens)
-    options: dict[str, Any] = {"logprobs": body.top_logprobs or 0} if body.logprobs else {}
-    options["pinned"] = prompt.pinned
-    order = _order(body, [prompt.ids], wanted, stops, options)
-    include_usage = body.stream_options is not None and body.stream_options.include_usage
-    form = ChatFormat(model, stream=bool(body.stream), scored=bool(body.logprobs), include_usage=include_usage)
-    return await respond(request, model, order, lambda _: form, stream=bool(body.stream), include_usage=include_usage)
+    order = Order(
+        [prompt.ids],
+        body.most_tokens or min(model.context, limits.new_tokens),
+        body.sampling,
+        body.n or 1,
+        [*body.stops, *model.format.stops],
+        body.seed,
+        {**body.engine_options, "pinned": prompt.pinned},
+    )
+    return await respond(request, model, order, partial(ChatFormat, model, body), stream=bool(body.stream))
 
 
 @router.post("/completions")
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue texts, or lists of token ids."""
-    model, limits = find_model(request, body.model), limits_of(request)
-    given = as_prompts(body.prompt)
-    prompts = await encode_texts(given, model, limits, "prompt")
+    model, given = find_model(request, body.model), as_prompts(body.prompt)
+    prompts = await encode_texts(given, model, limits_of(request), "prompt")
     wanted = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    scored, echo = body.logprobs is not None, bool(body.echo)
-    options: dict[str, Any] = {}
-    if scored:
-        options = {"logprobs": body.logprobs} | ({"prompt_logprobs": True} if echo else {})
-    order = _order(body, prompts, wanted or 1, body.stops, options)
-    order = replace(order, prompts_only=wanted == 0)
-    include_usage = body.stream_options is not None and body.stream_options.include_usage
-
-    def form(generation: Generation) -> ResponseFormat:
-        def echoed(index: int) -> tuple[str, list[ScoredToken]]:
-            prompt, ids = given[index // order.n], prompts[index // order.n]
-            text = prompt if isinstance(prompt, str) else model.tokenizer.decode(ids)
-            found = [None, *(generation.choices[index].request.prompt_logprobs or [])] if scored else []
-            return text, [ScoredToken(0, i, each) for i, each in zip(ids, found, strict=False)]
-
-        return CompletionFormat(model, scored=scored, echo=echoed if echo else None, include_usage=include_usage)
-
-    return await respond(request, model, order, form, stream=bool(body.stream), include_usage=include_usage)
+    options = body.engine_options
+    if body.scores is not None and body.echo:
+        options["prompt_logprobs"] = True
+    order = Order(
+        prompts,
+        wanted or 1,
+        body.sampling,
+        body.n or 1,
+        body.stops,
+        body.seed,
+        options,
+        prompts_only=wanted == 0,
+    )
+    return await respond(request, model, order, partial(CompletionFormat, model, body, given), stream=bool(body.stream))
 
 
 @router.post("/embeddings")
@@ -125,29 +113,6 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     ]
     usage = {"prompt_tokens": record.prompt_tokens, "total_tokens": record.prompt_tokens}
     return JSONResponse({"object": "list", "data": data, "model": model.id, "usage": usage})
-
-
-def _order(
-    body: _Sampled,
-    prompts: Sequence[Sequence[int]],
-    new_tokens: int,
-    stops: Sequence[str],
-    options: Mapping[str, Any],
-) -> Order:
-    given = {
-        "presence_penalty": body.presence_penalty,
-        "frequency_penalty": body.frequency_penalty,
-        "logit_bias": {int(token): bias for token, bias in (body.logit_bias or {}).items()},
-    }
-    return Order(
-        prompts,
-        new_tokens,
-        body.sampling,
-        body.n or 1,
-        stops,
-        body.seed,
-        {**options, **{name: value for name, value in given.items() if value}},
-    )
 
 
 def _base64(vector: Sequence[float]) -> str:

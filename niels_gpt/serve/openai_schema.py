@@ -72,7 +72,7 @@ class SamplingParameters(Parameters):
         return Sampling(temperature, top_k, self.top_p, self.min_p, penalty)
 
 
-class _Sampled(_Body, SamplingParameters):
+class SampledRequest(_Body, SamplingParameters):
     n: int | None = Field(None, ge=1, le=128)
     best_of: int | None = Field(None, description="Only 1, or n.")
     stop: Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=4)] | None = None
@@ -104,12 +104,30 @@ class _Sampled(_Body, SamplingParameters):
         return bias
 
     @model_validator(mode="after")
-    def _possible(self) -> _Sampled:
+    def _possible(self) -> SampledRequest:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream: true")
         if self.best_of not in (None, 1, self.n or 1):
             raise ValueError("best_of is not supported: ask for n continuations and choose one")
         return self
+
+    @property
+    def scores(self) -> int | None:
+        """How many other tokens are reported with each token; None: tokens are not scored."""
+        raise NotImplementedError
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether the last event of a stream has the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """What `Engine.submit` needs beside the sampling."""
+        bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
+        given = {"presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty}
+        options = {name: value for name, value in {**given, "logit_bias": bias}.items() if value}
+        return options if self.scores is None else {**options, "logprobs": self.scores}
 
     @property
     def stops(self) -> list[str]:
@@ -161,7 +179,7 @@ class ChatMessage(Parameters):
 Messages = Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=100_000)]
 
 
-class ChatRequest(_Sampled):
+class ChatRequest(SampledRequest):
     """The body of POST /v1/chat/completions."""
 
     messages: Messages
@@ -222,12 +240,16 @@ class ChatRequest(_Sampled):
         return self
 
     @property
+    def scores(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
     def most_tokens(self) -> int | None:
         """The longest reply that was asked for."""
         return self.max_completion_tokens or self.max_tokens
 
 
-class CompletionRequest(_Sampled):
+class CompletionRequest(SampledRequest):
     """The body of POST /v1/completions."""
 
     prompt: PromptsOrIds
@@ -243,6 +265,10 @@ class CompletionRequest(_Sampled):
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens must be at least 1 without echo")
         return self
+
+    @property
+    def scores(self) -> int | None:
+        return self.logprobs
 
 
 class EmbeddingRequest(_Body):

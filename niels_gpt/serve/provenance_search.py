@@ -37,7 +37,7 @@ class ProvenanceSearch:
         index is built.
         """
         if self._searches >= WAITING:
-            raise APIError(429, "too many searches wait; try again in 2 s", code="queue_full", headers=_retry(2))
+            raise APIError(429, "too many searches wait; try again in 2 s", code="queue_full", retry_after=2)
         self._searches += 1
         try:
             provenance = await self._open(model)
@@ -82,7 +82,7 @@ class ProvenanceSearch:
                 503,
                 f"the index of the training text of {model.id} is being built; try again in 2 s",
                 code="index_building",
-                headers=_retry(2),
+                retry_after=2,
             )
         try:
             return task.result()
@@ -95,7 +95,3 @@ class ProvenanceSearch:
                 param="model",
                 code="no_training_text",
             ) from err
-
-
-def _retry(seconds: int) -> dict[str, str]:
-    return {"Retry-After": str(seconds)}

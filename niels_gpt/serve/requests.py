@@ -15,12 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from niels_gpt.chat.format import ChatPrompt
 from niels_gpt.chat.untrusted import encode_untrusted
-from niels_gpt.serve.access_log import record_of
 from niels_gpt.serve.completions import MODEL_FAILURES, Generation, Order, Update, model_failed
 from niels_gpt.serve.errors import CLIENT_CLOSED, APIError, above_limit
 from niels_gpt.serve.limits import Limits
 from niels_gpt.serve.openai_responses import ResponseFormat
 from niels_gpt.serve.openai_schema import ChatMessage
+from niels_gpt.serve.records import record_of
 from niels_gpt.serve.served_model import ServedModel
 
 IN_THREAD = 8192
@@ -31,21 +31,6 @@ BYTES_PER_TURN = 64
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 R = TypeVar("R")
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
-    for status, text in {
-        400: "A parameter is wrong or not supported.",
-        401: "The API key is missing or wrong.",
-        403: "The Host or Origin header is of another site.",
-        404: "There is no such model.",
-        408: "The body did not arrive in time.",
-        413: "The body is too large.",
-        429: "The queue is full; the header Retry-After says when to try again.",
-        500: "The model failed.",
-        503: "The server is shutting down.",
-        504: "The request took too long.",
-    }.items()
-}
 
 
 def limits_of(request: Request) -> Limits:
@@ -116,45 +101,36 @@ async def respond(
     make_form: Callable[[Generation], ResponseFormat],
     *,
     stream: bool,
-    include_usage: bool,
 ) -> Response:
     """Generate, and return the response or its stream."""
-    prompt_tokens = sum(map(len, order.prompts))
     generation = Generation(model, order, limits_of(request), record_of(request.scope))
     generations: set[Generation] = request.app.state.generations
     generations.add(generation)
-    generation.on_close = lambda: generations.discard(generation)
     gone = APIError(CLIENT_CLOSED, "the client closed the connection")
     watch = on_disconnect(request.receive, lambda: generation.stop(gone, "disconnect"))
+
+    def closed() -> None:
+        generations.discard(generation)
+        watch.cancel()
+
+    generation.on_close = closed
     updates = generation.updates()
     try:
         first = await anext(updates)
         form = make_form(generation)
         if stream:
-            return EventStream(
-                first,
-                updates,
-                generation,
-                form,
-                prompt_tokens=prompt_tokens,
-                include_usage=include_usage,
-                watch=watch,
-            )
+            return EventStream(first, updates, generation, form)
         merged = [Update(choice.index, "", [], None) for choice in generation.choices]
         batch: list[Update] | None = first
         while batch is not None:
             for update in batch:
                 merged[update.choice] = merged[update.choice].joined(update)
             batch = await anext(updates, None)
-        generation.close()
-        watch.cancel()
-        usage = generation.usage(prompt_tokens)
         in_thread = order.options.get("logprobs") is not None
-        response = await json_response(lambda: form.whole(merged, usage), in_thread=in_thread)
+        response = await json_response(lambda: form.whole(merged, generation.usage()), in_thread=in_thread)
         response.headers.update(generation.headers)
         return response
     except BaseException:
-        watch.cancel()
         generation.close()
         raise
 
@@ -181,10 +157,6 @@ class EventStream(Response):
         updates: AsyncIterator[list[Update]],
         generation: Generation,
         form: ResponseFormat,
-        *,
-        prompt_tokens: int,
-        include_usage: bool,
-        watch: asyncio.Task[None],
     ) -> None:
         super().__init__(headers={**STREAM_HEADERS, **generation.headers})
         del self.headers["content-length"]
@@ -192,9 +164,6 @@ class EventStream(Response):
         self._updates = updates
         self._generation = generation
         self._form = form
-        self._prompt_tokens = prompt_tokens
-        self._include_usage = include_usage
-        self._watch = watch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write(chunks: list[dict[str, Any]], end: str = "") -> None:
@@ -208,19 +177,15 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await write_updates(self._first)
-            last = []
             try:
                 async for updates in self._updates:
                     await write_updates(updates)
             except APIError as err:
-                if err.status != CLIENT_CLOSED:
-                    last.append(err.body)
+                last = [err.body] if err.status != CLIENT_CLOSED else []
             else:
-                if self._include_usage:
-                    last.append(self._form.end(self._generation.usage(self._prompt_tokens)))
+                last = self._form.end(self._generation.usage())
             await write(last, "data: [DONE]\n\n")
         finally:
-            self._watch.cancel()
             self._generation.close()
 
 

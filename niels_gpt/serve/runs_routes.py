@@ -29,8 +29,7 @@ from niels_gpt.runs.environment import FILE as ENVIRONMENT_FILE
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.info import EVAL_FILE, PROGRESS, RunInfo, is_locked
 from niels_gpt.runs.metrics_follower import MetricsFollower
-from niels_gpt.serve.errors import APIError
-from niels_gpt.serve.requests import ERRORS
+from niels_gpt.serve.errors import ERRORS, APIError
 from niels_gpt.system import files
 from niels_gpt.system.console import error_message
 from niels_gpt.training.tasks.base import DataTask
@@ -92,7 +91,7 @@ class RunsReader:
         if self._limiter is None or self._data_limiter is None:  # they belong to the event loop
             self._limiter, self._data_limiter = anyio.CapacityLimiter(THREADS), anyio.CapacityLimiter(1)
         if self._waiting >= WAITING:
-            raise APIError(429, "too many requests for runs: try again in 2 s", headers={"Retry-After": "2"})
+            raise APIError(429, "too many requests for runs: try again in 2 s", retry_after=2)
         self._waiting += 1
         try:
             limiter = self._data_limiter if opens_data else self._limiter

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from niels_gpt.serve.errors import APIError
+from niels_gpt.serve.errors import APIError, HTTPMiddleware
 
 KEY_VARIABLE = "NIELS_GPT_API_KEY"
 RESPONSE_HEADERS = {
@@ -81,7 +81,7 @@ def check_host(host: str) -> str:
     return name
 
 
-class Guard:
+class Guard(HTTPMiddleware):
     """ASGI middleware that refuses what must not reach the app, and adds the security headers to every response.
 
     On a loopback address only local names and `hosts` are allowed in the Host header: otherwise a page of another site
@@ -94,17 +94,13 @@ class Guard:
     def __init__(
         self, app: ASGIApp, *, key: str | None, local: bool, origins: Collection[str] = (), hosts: Collection[str] = ()
     ) -> None:
-        self._app = app
+        super().__init__(app)
         self._key = None if key is None else key.encode("ascii")
         self._checks_host = local or bool(hosts)
         self._origins = frozenset(origins)
         self._hosts = frozenset(hosts)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         origin = headers.get("origin", "")
         from_allowed = origin in self._origins
@@ -133,7 +129,7 @@ class Guard:
             }
             await Response(status_code=204, headers=allowed)(scope, receive, send_with_headers)
         else:
-            await self._app(scope, receive, send_with_headers)
+            await self.app(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope, headers: Headers, *, needs_key: bool) -> APIError | None:
         path = scope["path"]

@@ -7,7 +7,7 @@ import time
 
 import httpx
 
-from niels_gpt.serve.access_log import LineWriter
+from niels_gpt.serve.records import LineWriter
 from tests.serve.conftest import cycle_model, running, served
 
 SECRET = "a-secret-text"
