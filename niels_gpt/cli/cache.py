@@ -326,7 +326,7 @@ def _executor(engine: str, address: str | None, threads: int | None) -> contextl
         raise ValueError(f"--engine must be threads or ray, got {engine!r}")
     if address is not None and threads is not None:
         raise ValueError("--threads is the number of CPUs of a local Ray cluster: omit it, or --address")
-    from niels_gpt.system.ray_cluster import RayExecutor
+    from niels_gpt.plugins.ray_cluster import RayExecutor
 
     return RayExecutor(address, same_versions=("sentencepiece", "numpy"), cpus=threads)
 

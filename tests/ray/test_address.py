@@ -9,8 +9,8 @@ from concurrent import futures
 
 import pytest
 
-from niels_gpt.system import ray_cluster
-from niels_gpt.system.ray_cluster import RayExecutor
+from niels_gpt.plugins import ray_cluster
+from niels_gpt.plugins.ray_cluster import RayExecutor
 
 pytest.importorskip("ray")
 grpc = pytest.importorskip("grpc")

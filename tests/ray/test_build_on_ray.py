@@ -13,9 +13,9 @@ from niels_gpt.cache.build_cache import build_pretrain_cache, build_sft_cache
 from niels_gpt.config import SourceConfig
 from niels_gpt.data.reading.url_rows import check_sizes, list_url
 from niels_gpt.data.url_files import iter_url_files, url_hashes
-from niels_gpt.system import ray_cluster
+from niels_gpt.plugins import ray_cluster
+from niels_gpt.plugins.ray_cluster import RayExecutor
 from niels_gpt.system.executors import ThreadExecutor
-from niels_gpt.system.ray_cluster import RayExecutor
 from tests.cache import ByteTokenizer, conversations, documents, real_tokenizer, tree
 
 pytest.importorskip("ray")

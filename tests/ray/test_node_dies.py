@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from niels_gpt.plugins.ray_cluster import RayExecutor
 from niels_gpt.system.executors import ThreadExecutor
-from niels_gpt.system.ray_cluster import RayExecutor
 from tests.cache import ByteTokenizer
 from tests.ray.test_build_on_ray import pretrain
 

@@ -16,8 +16,8 @@ from niels_gpt.cache.token_stream import TokenStream
 from niels_gpt.cli.main import main
 from niels_gpt.config import DataConfig, SourceConfig
 from niels_gpt.data.registry import get_source
+from niels_gpt.plugins.ray_cluster import RayExecutor
 from niels_gpt.system.executors import ThreadExecutor
-from niels_gpt.system.ray_cluster import RayExecutor
 from tests.cache import real_tokenizer, tree
 
 pytest.importorskip("ray")

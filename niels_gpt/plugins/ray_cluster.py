@@ -115,22 +115,14 @@ class RayExecutor:
         Raises what `work` raises, ValueError for a node with other versions of packages, and ConnectionError if the
         cluster is lost or a task fails however often it is run.
         """
-        assert self._ray is not None, "RayExecutor is a context manager"
-        run = _on_node(lambda arguments: [work(argument) for argument in arguments], self._versions)
         # The function is pickled once and cached by each worker process, with the tokenizer that it holds.
-        task = self._ray.remote(max_retries=RETRIES, num_cpus=1)(run)
-        pending: collections.deque[tuple[list[Job], Any]] = collections.deque()
+        task = self._task(lambda arguments: [work(argument) for argument in arguments])
         source = iter(jobs)
-        try:
-            while group := list(itertools.islice(source, GROUP)):
-                pending.append((group, self._submit(task, [argument(job) for job in group])))
-                self._pending = len(pending)
-                if len(pending) > self._max_pending():
-                    yield from self._first(pending)
-            while pending:
-                yield from self._first(pending)
-        finally:
-            self._cancel(reference for _, reference in pending)
+        groups = iter(lambda: list(itertools.islice(source, GROUP)), [])
+        started = ((group, [self._start(task, [argument(job) for job in group])]) for group in groups)
+        with contextlib.closing(self._results(started)) as found:  # type: ignore[type-var]
+            for group, results in found:
+                yield from zip(group, results, strict=True)
 
     def in_pieces(
         self, jobs: Iterable[Job], work: Callable[[Job], Iterator[Result]], pieces: Callable[[Job], int]
@@ -139,71 +131,65 @@ class RayExecutor:
 
         Raises as `in_order` does.
         """
-        assert self._ray is not None, "RayExecutor is a context manager"
 
-        def results(job: Job) -> Iterator[Result]:
+        def all_pieces(job: Job) -> Iterator[Result]:
             yield from work(job)
 
-        task = self._ray.remote(max_retries=RETRIES, num_cpus=1)(_on_node(results, self._versions))
-        single = self._ray.remote(max_retries=RETRIES, num_cpus=1)(
-            _on_node(lambda job: next(work(job)), self._versions)
-        )
-        pending: collections.deque[tuple[Job, collections.deque[Any]]] = collections.deque()
+        several, single = self._task(all_pieces), self._task(lambda job: next(work(job)))
 
-        def first() -> Iterator[tuple[Job, Result]]:
-            job, references = pending.popleft()
-            while references:
-                with self._errors():
-                    result = self._ray.get(references[0])
-                references.popleft()  # frees the piece in the object store before the caller uses it
-                yield job, result
-            self._pending = len(pending)
+        def start(job: Job) -> list[Any]:
+            number = pieces(job)
+            return [self._start(single, job)] if number == 1 else self._start(several.options(num_returns=number), job)
 
-        try:
-            for job in jobs:
-                number = pieces(job)
-                with self._errors():
-                    found = single.remote(job) if number == 1 else task.options(num_returns=number).remote(job)
-                pending.append((job, collections.deque([found] if number == 1 else found)))
-                del found
-                self._pending = len(pending)
-                if len(pending) > self._max_pending():
-                    yield from first()
-            while pending:
-                yield from first()
-        finally:
-            self._cancel(references[0] for _, references in pending if references)
+        return self._results((job, start(job)) for job in jobs)
 
     def on_each_node(self, work: Callable[[Any], Result], argument: Any) -> list[Result]:
         """As `Executor.on_each_node`, on all nodes that have CPUs. Raises as `in_order` does."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        assert self._ray is not None, "RayExecutor is a context manager"
-        task = self._ray.remote(max_retries=RETRIES, num_cpus=0)(_on_node(work, self._versions))
+        task = self._task(work, cpus=0)
         with self._errors():
             here = self._ray.put(argument)
             nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
             places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
             return list(self._ray.get([task.options(scheduling_strategy=place).remote(here) for place in places]))
 
-    def _cancel(self, references: Iterable[Any]) -> None:
-        for reference in references:
-            with contextlib.suppress(Exception):
-                self._ray.cancel(reference, force=False)
-        self._pending = 0
+    def _task(self, work: Callable[[Any], Any], *, cpus: int = 1) -> Any:
+        """A function as a task of Ray."""
+        assert self._ray is not None, "RayExecutor is a context manager"
+        return self._ray.remote(max_retries=RETRIES, num_cpus=cpus)(_on_node(work, self._versions))
 
-    def _submit(self, task: Any, arguments: list[Any]) -> Any:
+    def _start(self, task: Any, argument: Any) -> Any:
         with self._errors():
-            return task.remote(arguments)
+            return task.remote(argument)
 
-    def _first(self, pending: collections.deque[tuple[list[Job], Any]]) -> Iterator[tuple[Job, Any]]:
-        """Wait for the oldest task; yield its jobs and results."""
-        group, reference = pending.popleft()
-        with self._errors():
-            results = self._ray.get(reference)
-        del reference  # frees the result in the object store before the caller uses it
-        self._pending = len(pending)
-        yield from zip(group, results, strict=True)
+    def _results(self, started: Iterable[tuple[Job, list[Any]]]) -> Iterator[tuple[Job, Any]]:
+        """Yield (job, result) for each reference of each job, in their order; a bounded number of jobs is in flight."""
+        pending: collections.deque[tuple[Job, collections.deque[Any]]] = collections.deque()
+
+        def first() -> Iterator[tuple[Job, Any]]:
+            job, references = pending.popleft()
+            while references:
+                with self._errors():
+                    result = self._ray.get(references[0])
+                references.popleft()  # frees the result in the object store before the caller uses it
+                yield job, result
+            self._pending = len(pending)
+
+        try:
+            for job, references in started:
+                pending.append((job, collections.deque(references)))
+                del references
+                self._pending = len(pending)
+                if len(pending) > self._max_pending():
+                    yield from first()
+            while pending:
+                yield from first()
+        finally:
+            for _, left in pending:
+                with contextlib.suppress(Exception):
+                    self._ray.cancel(left[0], force=False)
+            self._pending = 0
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
