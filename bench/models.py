@@ -51,9 +51,9 @@ SIZES = {size.name: size for size in (V0, V1, GPT2_SMALL)}
 def niels_gpt(size: Size = V0, dropout: float = 0.0) -> Any:
     """Build our GPT."""
     from niels_gpt import GPT
-    from niels_gpt.system import threads
+    from niels_gpt.system import host_limits
 
-    threads.prepare_torch()
+    host_limits.prepare_torch()
     return GPT(our_config(size, dropout))
 
 

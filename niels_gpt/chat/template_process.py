@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.system.limited_process import LimitedProcess, LimitExceeded
+from niels_gpt.system.untrusted_files import LimitedProcess, LimitExceeded
 
 WORKER = Path(__file__).with_name("template_worker.py")
 

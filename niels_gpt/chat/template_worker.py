@@ -17,7 +17,7 @@ import jinja2.ext
 import jinja2.nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
-from niels_gpt.system.limited_worker import MEMORY, answer_lines
+from niels_gpt.system.untrusted_files import MEMORY, answer_lines
 
 MOST_CHARACTERS = 16 << 20
 

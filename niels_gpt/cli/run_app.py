@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.system import files, memory, open_files, program, terminal, threads
+from niels_gpt.system import files, host_limits, program, terminal
 from niels_gpt.system.console import OtherProcessFailed, error_message, one_line, set_quiet, set_verbose
 
 INTERRUPTED = 130
@@ -26,15 +26,14 @@ def run_app(app: Callable[..., Any], arguments: list[str] | None, *, name: str) 
     """
     import warnings
 
-    memory.prepare_for_limit()
-    open_files.raise_limit()
+    host_limits.prepare_process()
     set_quiet(False)
     set_verbose(False)
     # On a busy machine, OpenMP threads that spin while they wait for each other can take ten times as long. After 1000
     # spins they sleep instead, which costs nothing on an idle machine. torch reads this when it loads.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # On ARM torch uses mimalloc, which returns freed memory after 10 ms: 12,000 page faults per step of the demo, and
-    # 7 % of its time. Keep the memory, as `allocator.keep_freed_memory` does for glibc.
+    # 7 % of its time. Keep the memory, as `host_limits.keep_freed_memory` does for glibc.
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -96,7 +95,7 @@ def _flush_output(*, report: bool = True) -> None:
 def _is_for_the_user(err: Exception) -> bool:
     """Whether an error is a message to the user, and no bug."""
     expected = isinstance(err, ValueError | OSError | ArithmeticError | RecursionError)
-    return expected or memory.is_out_of_memory(err) or threads.is_thread_error(err)
+    return expected or host_limits.describe_limit_error(err) is not None
 
 
 def _leave_at_once_after(err: BaseException, code: int) -> None:

@@ -106,17 +106,17 @@ def serve(
     except ModuleNotFoundError as err:
         raise ValueError(f"{err.name} is not installed: pip install 'niels-gpt[serve]'") from None
     from niels_gpt.serve.limits import Limits
+    from niels_gpt.serve.model_worker import leave_cores_to_workers
     from niels_gpt.serve.page_routes import PAGE_ROUTERS, STATIC
     from niels_gpt.serve.runs_routes import runs_router
     from niels_gpt.serve.security import check_host, check_key, check_origin, is_loopback
     from niels_gpt.serve.served_model import load_models
     from niels_gpt.serve.server import address, bind, exiting_on_sigterm, run
-    from niels_gpt.system.threads import leave_cores_to_other_threads
     from niels_gpt.training.progress import say
 
     check_key(host, api_key)
     origins, hosts = [check_origin(origin) for origin in allow_origin], [check_host(name) for name in allow_host]
-    threads = leave_cores_to_other_threads()
+    threads = leave_cores_to_workers()
     limits = Limits(slots=slots, queue=queue, new_tokens=max_tokens, request_seconds=timeout)
     with contextlib.ExitStack() as stack:
         stack.enter_context(exiting_on_sigterm())

@@ -244,7 +244,7 @@ def train_and_report(
     track: the names of trackers (`training.tracking`) that get the metrics, too.
     """
     from niels_gpt.report.curves import plot_losses
-    from niels_gpt.system.optional_writes import optional_write
+    from niels_gpt.system.console import optional_write
     from niels_gpt.system.processes import SINGLE_PROCESS, check_single_process
     from niels_gpt.training import loop, progress, tracking
 

@@ -33,9 +33,8 @@ from niels_gpt.pretrained.public_base import public_base
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.runs.pipeline import pipeline_of
 from niels_gpt.system import files
-from niels_gpt.system.console import error_message, one_line, plural
+from niels_gpt.system.console import error_message, one_line, optional_write, plural
 from niels_gpt.system.json_text import parse_json
-from niels_gpt.system.optional_writes import optional_write
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 from niels_gpt.training.tasks.registry import licence_in

@@ -15,7 +15,7 @@ from niels_gpt.pretrained.checksums import MODEL_CARD, SUMS_FILE, write_sums
 from niels_gpt.pretrained.families import family_of_config
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files
-from niels_gpt.system.atomic_folder import atomic_folder, check_atomic_folder
+from niels_gpt.system.files import atomic_folder, check_atomic_folder
 from niels_gpt.tokenizer import ByteTokenizer, ForeignTokenizer
 
 MODELFILE = "Modelfile"

@@ -21,7 +21,7 @@ from niels_gpt.kernels.cpu.decoding import (
 from niels_gpt.kernels.weights import ModelWeights
 from niels_gpt.model.gpt import GPT
 from niels_gpt.model.kv_cache import KVCache
-from niels_gpt.system.memory import machine_memory
+from niels_gpt.system.host_limits import machine_memory
 
 SHARE = 4
 """Matrices are copied into panels if they take at most 1 / SHARE of the memory: the copy takes as much again."""

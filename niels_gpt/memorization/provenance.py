@@ -30,8 +30,7 @@ from niels_gpt.memorization.text_index import (
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files, user_cache
 from niels_gpt.system.checked_json import read_checked_json, write_checked_json
-from niels_gpt.system.console import plural
-from niels_gpt.system.optional_writes import optional_write
+from niels_gpt.system.console import optional_write, plural
 from niels_gpt.tokenizer import ByteTokenizer
 
 MIN_LENGTH = 32

@@ -20,7 +20,7 @@ from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import list_runs
 from niels_gpt.runs.source import read_source
 from niels_gpt.system import files
-from niels_gpt.system.atomic_folder import atomic_folder, check_atomic_folder
+from niels_gpt.system.files import atomic_folder, check_atomic_folder
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
 from niels_gpt.tokenizer import AnyTokenizer

@@ -29,7 +29,7 @@ from niels_gpt.model.gpt import GPT
 from niels_gpt.model.lora import adapter_state, base_state, has_adapters, is_adapter, merged_state
 from niels_gpt.model.sizes import weight_shapes
 from niels_gpt.runs.checkpoint_errors import CheckpointError, invalid_entry
-from niels_gpt.system import files, memory, threads
+from niels_gpt.system import files, host_limits
 from niels_gpt.system.private_files import keep_private
 
 BASE = "base.pt"
@@ -175,8 +175,9 @@ def read_checkpoint(path: str | Path, device: str | torch.device, *, merge: bool
         raise
     except Exception as err:  # a damaged file can raise any exception anywhere in the reader
         # torch's own messages are not passed on: they advise to load the file without the check.
-        if memory.is_out_of_memory(err):
-            raise CheckpointError(f"{path} does not fit into the memory of {device}{memory.limit_text()}") from err
+        if host_limits.is_out_of_memory(err):
+            limit = host_limits.memory_limit_text()
+            raise CheckpointError(f"{path} does not fit into the memory of {device}{limit}") from err
         if not _is_zip(path):
             raise CheckpointError(f"{path} is damaged or not a checkpoint: torch.save did not write it") from err
         if isinstance(err, pickle.UnpicklingError) or "weights_only" in str(err):
@@ -277,7 +278,7 @@ def build_model(config: dict[str, Any], state: dict[str, Any], *, where: str) ->
     """
     parsed = model_config(config, where=where)
     _compare(weight_shapes(parsed), state, where=where)
-    threads.prepare_torch()
+    host_limits.prepare_torch()
     try:
         # No weight depends on T. Check that its RoPE tables could be allocated; untouched memory costs nothing.
         torch.empty(2, parsed.T, parsed.D, dtype=torch.float64)

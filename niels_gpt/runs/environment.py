@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_gpt.system.checked_json import DamagedJSON, read_checked_json, write_checked_json
-from niels_gpt.system.console import error_message, one_line
-from niels_gpt.system.optional_writes import optional_write
+from niels_gpt.system.console import error_message, one_line, optional_write
 from niels_gpt.system.program import command_line
 
 FILE = "environment.json"

@@ -34,8 +34,7 @@ from niels_gpt.runs.source import SECTIONS, is_imported, read_source
 from niels_gpt.runs.stored_config import warn_of_changes
 from niels_gpt.system import files
 from niels_gpt.system.checked_json import DamagedJSON, read_checked_json, write_checked_json
-from niels_gpt.system.console import error_message, one_line
-from niels_gpt.system.optional_writes import optional_write
+from niels_gpt.system.console import error_message, one_line, optional_write
 from niels_gpt.system.program import command
 
 State = Literal["finished", "training", "stopped", "imported", "damaged"]

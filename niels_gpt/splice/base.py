@@ -32,7 +32,7 @@ from niels_gpt.splice.weights import (
     per_document,
     spread,
 )
-from niels_gpt.system.allocator import keep_freed_memory
+from niels_gpt.system.host_limits import keep_freed_memory
 from niels_gpt.system.rng import derive_seed
 
 SHOWN = 20

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
+import shutil
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from niels_gpt.system import files, memory, open_files, terminal, threads
+from niels_gpt.system import files, host_limits, terminal
 
 _quiet = False
 _VERBOSE = "niels-gpt --verbose"
@@ -54,15 +58,36 @@ def one_line(text: str) -> str:
 
 def error_message(err: BaseException) -> str:
     """Return an error as one line; errors of the system get a remedy."""
-    if memory.is_out_of_memory(err):
-        return memory.describe(err)
-    if threads.is_thread_error(err):
-        return threads.describe()
+    exhausted = host_limits.describe_limit_error(err)
+    if exhausted is not None:
+        return exhausted
     if isinstance(err, RecursionError):
         return "something that was read is nested too deeply; NIELS_GPT_DEBUG=1 shows where"
     if isinstance(err, OSError) and err.errno == errno.EBADF and err.filename is None:
         return "stdout is closed"
-    return files.describe_os_error(err) + open_files.remedy(err) if isinstance(err, OSError) else str(err)
+    return files.describe_os_error(err) + host_limits.open_files_remedy(err) if isinstance(err, OSError) else str(err)
+
+
+@contextlib.contextmanager
+def optional_write(path: Path, *other_errors: type[Exception]) -> Iterator[None]:
+    """Turn an OSError (or one of `other_errors`) of the block, which writes `path`, into a warning of one line."""
+    expected: tuple[type[Exception], ...] = (OSError, *other_errors)
+    try:
+        yield
+    except expected as err:
+        warnings.warn(one_line(f"{path} was not written: {error_message(err)}"), stacklevel=1)
+
+
+def remove_folder(path: Path, *, consequence: str) -> None:
+    """Remove a folder and what is in it; warn, with the consequence, if a part of it stays."""
+    problems: list[str] = []
+
+    def note(_function: object, _path: str, reason: tuple[type[BaseException], BaseException, object]) -> None:
+        problems.append(error_message(reason[1]))
+
+    shutil.rmtree(path, onerror=note)
+    if problems and path.exists():
+        warnings.warn(one_line(f"cannot remove {path}: {problems[0]}; {consequence}"), stacklevel=1)
 
 
 def short_number(number: float) -> str:

@@ -12,10 +12,10 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from niels_gpt.system import threads
+from niels_gpt.system import host_limits
 
 _THREADS_PER_WORKER = 2  # SentencePiece starts a thread for each batch
 PIECES_AHEAD = 2
@@ -86,10 +86,33 @@ class ThreadExecutor:
     def on_each_node(self, work: Callable[[Any], Result], argument: Any) -> list[Result]:
         return []
 
+    def in_order(
+        self, jobs: Iterable[Job], work: Callable[[Any], Result], argument: Callable[[Job], Any] = itself
+    ) -> Iterator[tuple[Job, Result]]:
+        """As `Executor.in_order`; closing the generator waits for the running jobs. Raises as `_run` does."""
+
+        def only(sent: tuple[Job, Any]) -> Iterator[Result]:
+            yield work(sent[1])
+
+        sent = ((job, argument(job)) for job in jobs)
+        with contextlib.closing(self._run("encoding", sent, only)) as results:  # type: ignore[type-var]
+            for (job, _), result in results:
+                yield job, result
+
     def in_pieces(
         self, jobs: Iterable[Job], work: Callable[[Job], Iterator[Result]], pieces: Callable[[Job], int]
     ) -> Iterator[tuple[Job, Result]]:
-        """As `Executor.in_pieces`: each job is at most PIECES_AHEAD pieces ahead of the caller."""
+        """As `Executor.in_pieces`. Raises as `_run` does."""
+        return self._run("reading", jobs, work)
+
+    def _run(
+        self, what: str, jobs: Iterable[Job], work: Callable[[Job], Iterator[Result]]
+    ) -> Iterator[tuple[Job, Result]]:
+        """Yield (job, result) for each result of a job: each is at most PIECES_AHEAD results ahead of the caller.
+
+        Fewer workers run where the limits of the process allow no more threads. Raises MemoryError if not even one can
+        be started.
+        """
         ended = threading.Event()
 
         def produce(channel: queue.Queue[Result | _End], job: Job) -> None:
@@ -110,10 +133,10 @@ class ThreadExecutor:
             except BaseException as err:
                 put(_End(err))
 
-        threads.check(_THREADS_PER_WORKER, "reading")
-        workers = min(self.workers, threads.startable(_THREADS_PER_WORKER * self.workers) // _THREADS_PER_WORKER)
+        host_limits.check_threads(_THREADS_PER_WORKER, what)
+        workers = min(self.workers, host_limits.startable(_THREADS_PER_WORKER * self.workers) // _THREADS_PER_WORKER)
         pending: collections.deque[tuple[Job, queue.Queue[Result | _End]]] = collections.deque()
-        with ThreadPoolExecutor(workers, thread_name_prefix="read") as pool:
+        with ThreadPoolExecutor(workers, thread_name_prefix=what) as pool:
             try:
                 for job in jobs:
                     pending.append((job, queue.Queue(PIECES_AHEAD)))
@@ -124,31 +147,6 @@ class ThreadExecutor:
                     yield from _pieces(*pending.popleft())
             finally:
                 ended.set()
-
-    def in_order(
-        self, jobs: Iterable[Job], work: Callable[[Any], Result], argument: Callable[[Job], Any] = itself
-    ) -> Iterator[tuple[Job, Result]]:
-        """As `Executor.in_order`; closing the generator waits for the running jobs.
-
-        Fewer workers run where the limits of the process allow no more threads. Raises MemoryError if not even one can
-        be started.
-        """
-        threads.check(_THREADS_PER_WORKER, "encoding")
-        workers = min(self.workers, threads.startable(_THREADS_PER_WORKER * self.workers) // _THREADS_PER_WORKER)
-        pending: collections.deque[tuple[Job, Future[Result]]] = collections.deque()
-        with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
-            try:
-                for job in jobs:
-                    pending.append((job, pool.submit(work, argument(job))))
-                    if len(pending) > 2 * workers:
-                        first, result = pending.popleft()
-                        yield first, result.result()
-                while pending:
-                    first, result = pending.popleft()
-                    yield first, result.result()
-            finally:
-                for _, future in pending:
-                    future.cancel()
 
 
 def _pieces(job: Job, channel: queue.Queue[Any]) -> Iterator[tuple[Job, Any]]:

@@ -1,4 +1,4 @@
-"""Atomic writes, hashes, locks, and messages for errors of the file system.
+"""Atomic writes of files and folders, hashes, locks, and messages for errors of the file system.
 
 Important files are written with `atomic_write`: temporary name, fsync, rename, fsync of the folder. A kill at any
 moment leaves either the old file or the new one under the final name, never a partial file.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import fnmatch
 import hashlib
 import itertools
@@ -22,6 +23,7 @@ from typing import IO, Any
 
 _counter = itertools.count()
 _TEMPORARY = re.compile(r"\..+\.\d+\.\d+\.tmp")
+_HIDDEN_FOLDER = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.\d+\.(?P<kind>new|old)")
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 LOCK_SECONDS = 0.2
@@ -105,10 +107,11 @@ def _is_device(path: Path) -> bool:
 def _open_temporary(path: Path, mode: int | None) -> Iterator[IO[bytes]]:
     """A temporary file that replaces `path` when the block succeeds. It is locked while it is written."""
     _sweep(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}.tmp")
+    temporary = _temporary(path, "tmp")
     try:
         with temporary.open("xb") as file:
-            _try_lock(file.fileno())
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if mode is None and path.exists():
                 mode = path.stat().st_mode & os.fstat(file.fileno()).st_mode & 0o777
             if mode is not None:
@@ -123,13 +126,18 @@ def _open_temporary(path: Path, mode: int | None) -> Iterator[IO[bytes]]:
         raise
 
 
+def _temporary(path: Path, kind: str) -> Path:
+    """A hidden name beside a path that no other call has."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}.{kind}")
+
+
 def _sweep(path: Path) -> None:
     """Delete temporary files for `path` that processes left which no longer exist."""
     with contextlib.suppress(OSError):
         for name in os.listdir(path.parent):  # noqa: PTH208 (no Path object per file)
             if name.startswith(f".{path.name}.") and _TEMPORARY.fullmatch(name):
                 temporary = path.with_name(name)
-                if not is_running(int(name.rsplit(".", 3)[1])) and not _is_locked(temporary):
+                if not is_running(int(name.rsplit(".", 3)[1])) and not is_locked(temporary):
                     temporary.unlink(missing_ok=True)
 
 
@@ -142,25 +150,6 @@ def is_running(process: int) -> bool:
     except OSError:
         return True
     return True
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Whether this process now holds the lock of an open file; True where files have no locks."""
-    try:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):
-        pass
-    return True
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether another process, perhaps on another machine, holds the lock of a file."""
-    with path.open("rb") as file:
-        return not _try_lock(file.fileno())
 
 
 def check_output_path(path: str | Path, option: str, *, folder: bool = False) -> None:
@@ -190,6 +179,90 @@ def remove_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
+def check_atomic_folder(path: Path, option: str) -> None:
+    """Raise ValueError if no folder can appear at `path` by a rename. Call it before long work that writes there.
+
+    `option` is the command-line option that holds the path; the error names it.
+    """
+    check_output_path(path, option, folder=True)
+    target = path.resolve()
+    if target.is_mount():
+        raise ValueError(
+            f"{path} is a mount point; the final rename would cross file systems. "
+            f"Use a sub-folder for {option}, such as {path / 'model'}"
+        )
+    if Path.cwd().is_relative_to(target):
+        raise ValueError(
+            f"{option} {path} is the current folder, or contains it, and a new folder would replace it: "
+            f"use a sub-folder, such as {path / 'model'}"
+        )
+
+
+@contextlib.contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """Yield an empty folder that appears at `path` when the block succeeds, and not at all when it fails.
+
+    It is built beside `path` under a hidden name, flushed to disk and renamed. A folder at `path` is replaced as a
+    whole; a symbolic link is followed. A kill between the two renames leaves both under hidden names; the next call for
+    this path restores the old one. Raises OSError that names the path; the previous folder, if any, is then intact.
+    """
+    path = Path(path).resolve()
+    new = _temporary(path, "new")
+    created = [parent for parent in path.parents if not parent.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _recover_folder(path)
+        new.mkdir()
+        yield new
+        _flush_folder(new)
+        _replace_folder(path, new)
+    except OSError as err:
+        if err.errno is None:
+            raise
+        had_files = path.is_dir() and any(path.iterdir())  # an empty one is a claimed name
+        raise cannot_write(err, path, "; the previous folder is intact" if had_files else "") from err
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        if not path.exists():
+            remove_empty(created)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Flush all files and folders of a folder to disk."""
+    for here, _, names in os.walk(folder):
+        for name in names:
+            with (Path(here) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        fsync_folder(Path(here))
+
+
+def _replace_folder(path: Path, new: Path) -> None:
+    old = _temporary(path, "old")
+    replaced = path.exists()
+    if replaced:
+        path.rename(old)
+    try:
+        new.rename(path)
+    except OSError:
+        if replaced:
+            old.rename(path)
+        raise
+    fsync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _recover_folder(path: Path) -> None:
+    """Remove what killed processes left beside `path`; restore a folder that one of them had moved away."""
+    for entry in path.parent.iterdir():
+        match = _HIDDEN_FOLDER.fullmatch(entry.name)
+        if match is None or match["name"] != path.name or is_running(int(match["process"])):
+            continue
+        if match["kind"] == "old" and not path.exists():
+            entry.rename(path)
+        else:
+            shutil.rmtree(entry, ignore_errors=True)
+
+
 def write_bytes(path: str | Path, data: bytes, *, mode: int | None = None) -> None:
     """Write a file atomically; see `atomic_write` for the mode."""
     with atomic_write(path, mode=mode) as file:
@@ -215,7 +288,7 @@ def write_json(path: str | Path, value: Any, *, mode: int | None = None) -> None
 
 def link_or_copy(existing: Path, path: Path) -> None:
     """Make `path` a hard link to `existing`, atomically; a copy if the file system has no hard links."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}.tmp")
+    temporary = _temporary(path, "tmp")
     try:
         os.link(existing, temporary)
     except OSError:
@@ -291,13 +364,13 @@ def is_locked(path: str | Path) -> bool:
 
     Asking holds a shared lock for an instant. Raises OSError if the file cannot be read.
     """
-    import fcntl
-
     with Path(path).open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        except OSError:  # a file system without locks
+            pass
     return False
 
 

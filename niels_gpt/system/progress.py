@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from niels_gpt.system.console import format_duration, is_quiet
-from niels_gpt.system.threads import startable
+from niels_gpt.system.host_limits import startable
 
 FIRST_LINE_AFTER = 2.0
 """Seconds until the first line is printed where stderr is not a terminal; what ends sooner prints none."""

@@ -9,13 +9,13 @@ import contextlib
 import os
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from niels_gpt.system import files
 from niels_gpt.system.checked_json import read_checked_json
-from niels_gpt.system.optional_writes import remove_folder
+from niels_gpt.system.console import remove_folder
 
 STREAMS = "streams"
 """Sub-folder of the byte streams: one folder per choice of sources."""
@@ -103,22 +103,21 @@ class CacheEntry(NamedTuple):
 def list_entries() -> list[CacheEntry]:
     """What the cache folder holds, the most recently used first. Files of other programs are not listed."""
     folder = cache_folder()
-    entries = [_stream_entry(path) for path in _folders(folder / STREAMS)]
-    for part, what in ((REMOTE, "copy of remote token caches"), (BUILDS, "build of remote token caches")):
-        entries += [
-            CacheEntry(path, what, sum(file.stat().st_size for file in path.rglob("*")), path.stat().st_mtime)
-            for path in _folders(folder / part)
-        ]
-    entries += [_index_entry(path) for path in _folders(folder / INDEXES)]
-    kernels = sorted(folder.glob("*-*.so")) if folder.is_dir() else []
-    entries += [CacheEntry(path, "compiled kernel", path.stat().st_size, path.stat().st_atime) for path in kernels]
+    entries = []
+    for part, describe in _PARTS.items():
+        for path in (folder / part).glob("*"):
+            if path.is_dir() and not path.is_symlink():
+                size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+                entries.append(CacheEntry(path, describe(path), size, path.stat().st_mtime))
+    for path in folder.glob("*-*.so"):
+        entries.append(CacheEntry(path, "compiled kernel", path.stat().st_size, path.stat().st_atime))
     return sorted(entries, key=lambda entry: entry.used, reverse=True)
 
 
 def remove_entry(entry: CacheEntry) -> bool:
     """Remove an entry; False if another process is using it. Raises ValueError for a path outside the cache folder."""
     folder = cache_folder()
-    if entry.path.parent not in (folder, *(folder / part for part in (STREAMS, REMOTE, BUILDS, INDEXES))):
+    if entry.path.parent not in (folder, *(folder / part for part in _PARTS)):
         raise ValueError(f"{entry.path} is not in {folder}: nothing outside it is removed")
     if entry.path.is_symlink() or not entry.path.is_dir():
         entry.path.unlink(missing_ok=True)
@@ -134,26 +133,28 @@ def remove_entry(entry: CacheEntry) -> bool:
     return True
 
 
-def _folders(parent: Path) -> Iterator[Path]:
-    if parent.is_dir():
-        yield from (path for path in sorted(parent.iterdir()) if path.is_dir() and not path.is_symlink())
-
-
-def _stream_entry(folder: Path) -> CacheEntry:
-    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+def _describe_streams(folder: Path) -> str:
     names = sorted({path.name.removesuffix(".meta.json").rpartition("_")[0] for path in folder.glob("*.meta.json")})
     roots = {name: _root_of(folder, name) for name in names}
     listed = ", ".join(f"{name} ({root})" if root else name for name, root in roots.items())
-    return CacheEntry(folder, f"byte streams: {listed or 'unfinished'}", size, folder.stat().st_mtime)
+    return f"byte streams: {listed or 'unfinished'}"
 
 
-def _index_entry(folder: Path) -> CacheEntry:
-    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+def _describe_index(folder: Path) -> str:
     what = "unfinished"
     with contextlib.suppress(OSError, ValueError, KeyError):
         meta = read_checked_json(folder / "meta.json")
         what = f"{meta['source']} ({meta['path']})"
-    return CacheEntry(folder, f"text index: {what}", size, folder.stat().st_mtime)
+    return f"text index: {what}"
+
+
+_PARTS: dict[str, Callable[[Path], str]] = {
+    STREAMS: _describe_streams,
+    REMOTE: lambda _: "copy of remote token caches",
+    BUILDS: lambda _: "build of remote token caches",
+    INDEXES: _describe_index,
+}
+"""How an entry of each sub-folder is called."""
 
 
 def _root_of(folder: Path, source: str) -> str:

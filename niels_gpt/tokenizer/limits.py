@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_gpt.system.json_text import check_nesting
-from niels_gpt.system.limited_process import LimitedProcess, LimitExceeded
+from niels_gpt.system.untrusted_files import LimitedProcess, LimitExceeded
 from niels_gpt.tokenizer.round_trips import PROBES
 
 MOST_IDS = 1 << 20

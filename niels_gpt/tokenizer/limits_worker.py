@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Any
 
-from niels_gpt.system.limited_worker import answer_lines
+from niels_gpt.system.untrusted_files import answer_lines
 
 library = importlib.import_module(sys.argv[1])
 

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from niels_gpt.system import files, threads
+from niels_gpt.system import files, host_limits
 from niels_gpt.system.checked_json import write_checked_json
 from niels_gpt.tokenizer.private_pieces import without_pieces
 from niels_gpt.tokenizer.special import SPECIAL_TOKENS
@@ -186,8 +186,9 @@ def _train(sample: list[str], vocab_size: int) -> bytes:
         "num_threads": _THREADS,
         "minloglevel": 2,
     }
-    reserve = threads.MARGIN + _MEMORY_PER_BYTE * sum(len(chunk.encode("utf-8")) for chunk in sample)
-    threads.check(1 + _THREADS, "training a tokenizer", reserve=reserve)  # SentencePiece would abort the process
+    reserve = host_limits.MARGIN + _MEMORY_PER_BYTE * sum(len(chunk.encode("utf-8")) for chunk in sample)
+    # SentencePiece would abort the process.
+    host_limits.check_threads(1 + _THREADS, "training a tokenizer", reserve=reserve)
     errors: list[RuntimeError] = []
 
     def train() -> None:
@@ -206,7 +207,7 @@ def _train(sample: list[str], vocab_size: int) -> bytes:
         err.leave_at_once = True  # type: ignore[attr-defined]  # the clean-up of the process would compete with it
         raise
     if errors:
-        if threads.is_thread_error(errors[0]):
+        if host_limits.is_thread_error(errors[0]):
             raise errors[0]
         reason = " ".join(str(errors[0]).split())
         raise ValueError(f"SentencePiece could not train on this text: {reason}") from errors[0]

@@ -36,7 +36,7 @@ from niels_gpt.runs.checkpoint import save_base
 from niels_gpt.runs.environment import DIVERGED, FINISHED, STOPPED, Session, recorded_session
 from niels_gpt.runs.folder import MetricsLog, RunFolder
 from niels_gpt.runs.loading import claimed_run
-from niels_gpt.system import files, threads
+from niels_gpt.system import files, host_limits
 from niels_gpt.system.device import check_precision, resolve_device
 from niels_gpt.system.machine import machine_facts
 from niels_gpt.system.processes import SINGLE_PROCESS, World
@@ -292,7 +292,7 @@ def _check_folder(run: RunFolder, resume: bool) -> None:
 
 def _initial_state(config: RunConfig, device: str, world: World) -> TrainState:
     """The initial weights, equal on every process; with engine.shard each process keeps only its shard."""
-    threads.prepare_torch()
+    host_limits.prepare_torch()
     set_seed(derive_seed(config.train.seed, "init"))
     model = GPT(config.model)
     if config.train.lora.rank:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from niels_gpt.config import ModelConfig, RunConfig
 from niels_gpt.model.sizes import number_of_weights
-from niels_gpt.system import memory
-from niels_gpt.system.memory import gib, is_out_of_memory, machine_memory
+from niels_gpt.system.host_limits import gib, is_out_of_memory, machine_memory, memory_limit_text
 
 
 class OutOfMemory(ValueError):
@@ -27,7 +26,7 @@ def reporting_out_of_memory(what: str, error: type[ValueError] = OutOfMemory) ->
     except MEMORY_ERRORS as err:
         if not is_out_of_memory(err):
             raise
-        raise error(f"out of memory for {what}{memory.limit_text()}") from err
+        raise error(f"out of memory for {what}{memory_limit_text()}") from err
 
 
 def check_size(config: RunConfig, *, processes: int = 1) -> None:

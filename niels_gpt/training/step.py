@@ -23,7 +23,7 @@ from niels_gpt.kernels.replaced import plain_wanted
 from niels_gpt.model.backend import Backend, Use, choose, name_of, usable, use_backend
 from niels_gpt.model.gpt import GPT
 from niels_gpt.system.device import bf16_autocast, check_precision, emulates_bf16
-from niels_gpt.system.memory import gib, is_out_of_memory, machine_memory
+from niels_gpt.system.host_limits import gib, is_out_of_memory, machine_memory
 from niels_gpt.system.processes import SINGLE_PROCESS, World
 from niels_gpt.system.rng import derive_seed, set_seed
 from niels_gpt.training.memory_limits import MEMORY_ERRORS, OutOfMemory, reporting_out_of_memory, weights_text

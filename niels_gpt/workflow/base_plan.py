@@ -23,7 +23,7 @@ from niels_gpt.pretrained.public_base import public_base, public_name
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.loading import LoadedRun, find_run, find_tokenizer, is_run, load_run
 from niels_gpt.system.device import has_fast_bf16
-from niels_gpt.system.memory import gib, machine_memory
+from niels_gpt.system.host_limits import gib, machine_memory
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer
 from niels_gpt.workflow.plan import (
     MIN_STEPS,

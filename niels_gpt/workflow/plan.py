@@ -18,7 +18,7 @@ from niels_gpt.model.lora import add_adapters
 from niels_gpt.model.sizes import number_of_weights
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.runs.pipeline import PipelineFolder
-from niels_gpt.system import threads
+from niels_gpt.system import host_limits
 from niels_gpt.system.console import format_duration, plural, short_number
 from niels_gpt.system.device import has_fast_bf16
 from niels_gpt.tokenizer import SPECIAL_TOKENS
@@ -347,7 +347,7 @@ def measure_steps(plan: Plan, device: str, *, steps: int = 3) -> StepTimes:
 
 
 def _seconds_per_step(config: RunConfig, batch: Batch, device: str, steps: int) -> float:
-    threads.prepare_torch()
+    host_limits.prepare_torch()
     model = GPT(config.model)
     if config.train.lora.rank:
         add_adapters(model, config.train.lora)

@@ -11,7 +11,7 @@ import pytest
 
 from niels_gpt.chat import template_process
 from niels_gpt.chat.template_process import TemplateProcess, TemplateRefused
-from niels_gpt.system import limited_process
+from niels_gpt.system import untrusted_files
 
 NOW = "2025-01-02T03:04:05"
 
@@ -107,7 +107,7 @@ def test_a_worker_that_hangs_is_killed(monkeypatch, tmp_path):
     script = tmp_path / "worker.py"
     script.write_text("import sys, time\nsys.stdin.readline()\nprint('null', flush=True)\ntime.sleep(1000)\n")
     monkeypatch.setattr(template_process, "WORKER", script)
-    monkeypatch.setattr(limited_process, "WALL_SECONDS", 0.5)
+    monkeypatch.setattr(untrusted_files, "WALL_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(TemplateRefused, match="more than"):
         TemplateProcess("a", where="here").render([{}], NOW)
@@ -122,8 +122,8 @@ def test_a_worker_that_is_killed_while_the_timer_starts_took_too_long(monkeypatc
             time.sleep(self.interval)
             self.function()
 
-    monkeypatch.setattr(limited_process.threading, "Timer", Timer)
-    monkeypatch.setattr(limited_process, "WALL_SECONDS", 0.05)
+    monkeypatch.setattr(untrusted_files.threading, "Timer", Timer)
+    monkeypatch.setattr(untrusted_files, "WALL_SECONDS", 0.05)
     with pytest.raises(TemplateRefused, match="more than"):
         TemplateProcess("a", where="here").render([{}], NOW)
 

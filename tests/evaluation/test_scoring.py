@@ -135,7 +135,7 @@ PEAK = """
 import resource, torch
 from niels_gpt.evaluation.scoring import token_scores
 from niels_gpt.model.gpt import GPT
-from niels_gpt.system.allocator import keep_freed_memory
+from niels_gpt.system.host_limits import keep_freed_memory
 keep_freed_memory()
 model = GPT({"V": 50_000, "T": 512, "C": 16, "L": 1, "H": 2, "norm": "rmsnorm", "mlp": "swiglu"}).eval()
 def peak(rows):

@@ -526,7 +526,7 @@ def test_which_forward_passes_are_plain_causal() -> None:
 def test_the_constructor_changes_nothing_in_the_process(monkeypatch):
     """Threads and the allocator are set by programs, such as one that loads a checkpoint."""
     prepared = []
-    monkeypatch.setattr("niels_gpt.system.threads.prepare_torch", lambda: prepared.append(1))
+    monkeypatch.setattr("niels_gpt.system.host_limits.prepare_torch", lambda: prepared.append(1))
     monkeypatch.setattr(torch, "set_num_threads", lambda number: prepared.append(number))
     config = {"T": 8, "C": 8, "L": 1, "H": 1}
     state = GPT(config).state_dict()

@@ -143,7 +143,7 @@ def test_a_checkpoint_that_cannot_be_read_for_lack_of_memory_is_not_damaged(
     model, optimizer = trained(1)
     save_checkpoint(tmp_path / "a.pt", model, optimizer, 1, model.config)
     monkeypatch.setattr(torch, "load", load)
-    monkeypatch.setattr("niels_gpt.system.memory._limit", lambda: 1 << 30)
+    monkeypatch.setattr("niels_gpt.system.host_limits._address_space", lambda: 1 << 30)
     with pytest.raises(CheckpointError, match=r"a\.pt does not fit into the memory of cpu; .* 1\.00 GiB .ulimit -v"):
         read_checkpoint(tmp_path / "a.pt", "cpu")
 

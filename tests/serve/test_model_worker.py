@@ -3,6 +3,9 @@
 import asyncio
 import threading
 
+import torch
+
+from niels_gpt.serve.model_worker import leave_cores_to_workers
 from tests.serve.conftest import cycle_model, served
 
 
@@ -29,3 +32,17 @@ def test_a_stop_between_two_rounds_ends_the_thread():
         return worker.alive
 
     assert asyncio.run(run()) is False
+
+
+def test_cores_are_left_to_the_threads_of_models():
+    before = torch.get_num_threads()
+    seen = []
+    try:
+        torch.set_num_threads(3)
+        assert leave_cores_to_workers() == 3
+        other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+        assert [torch.get_num_threads(), *seen] == [1, 1]
+    finally:
+        torch.set_num_threads(before)

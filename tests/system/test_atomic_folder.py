@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from niels_gpt.system.atomic_folder import atomic_folder, check_atomic_folder
+from niels_gpt.system.files import atomic_folder, check_atomic_folder
 from tests.faults import killed_at
 
 

@@ -1,10 +1,13 @@
 """Numbers, counts and errors as they are printed."""
 
 import errno
+import os
+import shutil
+import warnings
 
 import pytest
 
-from niels_gpt.system import console
+from niels_gpt.system import console, files
 
 
 @pytest.mark.parametrize(
@@ -54,3 +57,39 @@ def test_errors_of_the_system_have_a_path_and_a_remedy():
     message = console.error_message(OSError(errno.ENOENT, "No such file", "/a/b"))
     assert "/a/b" in message and "No such file" in message
     assert console.error_message(ValueError("as it is")) == "as it is"
+
+
+def test_a_file_that_cannot_be_written_is_a_warning_of_one_line(tmp_path):
+    with pytest.warns(UserWarning) as caught, console.optional_write(tmp_path / "a"):
+        raise OSError(errno.ENOSPC, f"cannot write {tmp_path}/a: No space left\non device")
+    (line,) = [str(warning.message) for warning in caught]
+    assert str(tmp_path / "a") in line and "No space left" in line and "\n" not in line
+    with pytest.warns(UserWarning, match="no matplotlib"), console.optional_write(tmp_path / "a", ImportError):
+        raise ImportError("no matplotlib")
+    with pytest.raises(ImportError), console.optional_write(tmp_path / "a"):
+        raise ImportError
+
+
+def test_what_is_written_and_removed_gives_no_warning(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with console.optional_write(tmp_path / "folder/a"):
+            (tmp_path / "folder").mkdir()
+            files.write_text(tmp_path / "folder/a", "text")
+        console.remove_folder(tmp_path / "folder", consequence="it stays")
+        console.remove_folder(tmp_path / "folder", consequence="it stays")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_which_a_part_stays_is_a_warning(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/a").touch()
+
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", "a")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        with pytest.warns(UserWarning, match=r"cannot remove .*folder: .*ermission.*; the next build removes it"):
+            console.remove_folder(tmp_path / "folder", consequence="the next build removes it")
+    shutil.rmtree(tmp_path / "folder")

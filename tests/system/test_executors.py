@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from niels_gpt.system import executors, threads
+from niels_gpt.system import executors, host_limits
 from niels_gpt.system.executors import ThreadExecutor, default_workers
 
 
@@ -29,10 +29,10 @@ def test_fewer_workers_run_where_the_limits_allow_no_more_threads(monkeypatch):
             both.wait()
         return job
 
-    monkeypatch.setattr(threads, "startable", lambda wanted, **_: min(wanted, 5))  # two per worker
+    monkeypatch.setattr(host_limits, "startable", lambda wanted, **_: min(wanted, 5))  # two per worker
     assert list(ThreadExecutor(16).in_order(range(30), work)) == [(job, job) for job in range(30)]
-    assert names == {"encode_0", "encode_1"}
-    monkeypatch.setattr(threads, "startable", lambda wanted, **_: 1)
+    assert names == {"encoding_0", "encoding_1"}
+    monkeypatch.setattr(host_limits, "startable", lambda wanted, **_: 1)
     with pytest.raises(MemoryError, match="encoding needs 2 threads"):
         list(ThreadExecutor(16).in_order(range(30), work))
 
@@ -106,7 +106,7 @@ def test_closing_waits_for_running_jobs_and_starts_no_more(monkeypatch):
     assert proceed.is_set()
     assert sorted(finished) == sorted(started)
     assert set(started) <= {0, 1, 2}
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("encode")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("encoding")]
 
 
 def test_default_workers_are_twice_the_cores(monkeypatch):
@@ -163,7 +163,7 @@ def test_the_error_of_a_piece_is_raised_and_closing_ends_the_work():
     next(pieces)
     pieces.close()
     assert sorted(closed[2:]) in ([0], [0, 1])
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("reading")]
 
 
 @pytest.mark.parametrize("workers", [0, -1])

@@ -13,7 +13,7 @@ import pytest
 
 from niels_gpt.pretrained.imported_run import import_model
 from niels_gpt.runs.folder import RunFolder
-from niels_gpt.system import limited_process
+from niels_gpt.system import untrusted_files
 from niels_gpt.tokenizer import limits, load_tokenizer
 from niels_gpt.tokenizer.limits import number_of_ids
 from niels_gpt.tokenizer.piece_text import byte_characters
@@ -127,7 +127,7 @@ def test_a_worker_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
     script = tmp_path / "worker.py"
     script.write_text("import time\ntime.sleep(1000)\n")
     monkeypatch.setattr(limits, "WORKER", script)
-    monkeypatch.setattr(limited_process, "WALL_SECONDS", 0.3)
+    monkeypatch.setattr(untrusted_files, "WALL_SECONDS", 0.3)
     monkeypatch.setattr(limits, "_problem", limits._problem.__wrapped__)
     for folder in (made.make("qwen", tmp_path / "a"), made.make("sentencepiece", tmp_path / "b")):
         with pytest.raises(ValueError, match=r"tokenizer\.(json|model) cannot be used.*more than"):

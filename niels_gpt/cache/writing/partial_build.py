@@ -35,8 +35,8 @@ from niels_gpt.cache.writing.shards import (
 )
 from niels_gpt.system import files
 from niels_gpt.system.checked_json import read_checked_json, write_checked_json
+from niels_gpt.system.console import remove_folder
 from niels_gpt.system.executors import Executor
-from niels_gpt.system.optional_writes import remove_folder
 
 log = logging.getLogger("niels_gpt.cache")
 STATE = "state.json"

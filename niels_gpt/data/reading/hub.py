@@ -25,7 +25,7 @@ from niels_gpt.data.reading.diagnose import check_json_start, explain
 from niels_gpt.data.reading.hub_errors import chain, is_transient, reason, retry_after, status
 from niels_gpt.data.reading.local import VARIABLE, DataUnavailable, builder, choose_split, find_files, find_local
 from niels_gpt.data.split import shuffled
-from niels_gpt.system import threads
+from niels_gpt.system.host_limits import fit_datasets
 from niels_gpt.system.rng import derive_seed
 
 log = logging.getLogger("niels_gpt.data")
@@ -94,7 +94,7 @@ class HubReader:
 
     def __iter__(self) -> Iterator[tuple[int | None, dict[str, Any]]]:
         request, done = self.request, 0
-        threads.fit_datasets()
+        fit_datasets()
         files = _local_files(request)
         failures = _Failures(request, files)
         while True:

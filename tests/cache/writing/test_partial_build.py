@@ -675,7 +675,7 @@ def test_a_hidden_folder_that_cannot_be_removed_is_reported_and_removed_later(tm
         onerror(os.unlink, str(path), (OSError, OSError(errno.EIO, "Input/output error"), None))
 
     with monkeypatch.context() as patch:
-        patch.setattr("niels_gpt.system.optional_writes.shutil.rmtree", refuse)
+        patch.setattr("niels_gpt.system.console.shutil.rmtree", refuse)
         with pytest.warns(UserWarning, match=r"cannot remove .*\.c\.partial.*next build"):
             CASES[name].build(folder)
     assert hidden(folder).is_dir()
