@@ -51,6 +51,7 @@ class ScoredToken(NamedTuple):
 
     start: int
     """Position of its first byte in the continuation."""
+    end: int
     token: int
     logprobs: Any
 
@@ -107,7 +108,7 @@ class _Choice:
             for number, token in enumerate(tokens[:-1] if ends else tokens):
                 data = token_bytes[token]
                 if event.logprobs is not None:
-                    self._scored.append(ScoredToken(self._size, token, event.logprobs[number]))
+                    self._scored.append(ScoredToken(self._size, self._size + len(data), token, event.logprobs[number]))
                 self._size += len(data)
                 text += self._output.add(data)
                 if self._output.stopped:
@@ -127,13 +128,10 @@ class _Choice:
             self._scored = []
             return tokens
         size = len(self._scored)
-        while size and self._scored[size - 1].start + self._length(self._scored[size - 1]) > certain:
+        while size and self._scored[size - 1].end > certain:
             size -= 1
         tokens, self._scored = self._scored[:size], self._scored[size:]
         return tokens
-
-    def _length(self, scored: ScoredToken) -> int:
-        return len(self._model.token_bytes[scored.token])
 
 
 class Generation:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from http import HTTPStatus
@@ -57,10 +58,15 @@ class APIError(Exception):
             response.headers["retry-after"] = str(self.retry_after)
         return response
 
-    async def send(self, send: Send) -> None:
-        """Send the error from a middleware. The body of the request may be unread, so the connection closes."""
+    def last_response(self) -> Response:
+        """The error as the last response of a connection: the body of the request may be unread."""
         response = self.response()
         response.headers["connection"] = "close"
+        return response
+
+    async def send(self, send: Send) -> None:
+        """Send the error from a middleware."""
+        response = self.last_response()
         await send({"type": "http.response.start", "status": self.status, "headers": response.raw_headers})
         await send({"type": "http.response.body", "body": response.body})
 
@@ -95,7 +101,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-class HTTPMiddleware:
+class HTTPMiddleware(ABC):
     """ASGI middleware for HTTP requests: `serve` answers one, or passes it on to `app`."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -104,9 +110,9 @@ class HTTPMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await (self.serve if scope["type"] == "http" else self.app)(scope, receive, send)
 
+    @abstractmethod
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        raise NotImplementedError
 
 
 def above_limit(what: str, limit: int, *, param: str, code: str | None = None) -> APIError:
@@ -201,5 +207,4 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def on_bug(_: Request, __: Exception) -> Response:  # the server also prints its traceback
-        # uvicorn closes the connection.
-        return APIError(500, "the server failed; its log has the reason", headers={"Connection": "close"}).response()
+        return APIError(500, "the server failed; its log has the reason").last_response()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from http import HTTPStatus
 from typing import Any
@@ -92,15 +91,9 @@ def protocol(limits: Limits) -> type[asyncio.Protocol]:
                 error = headers_too_large()
             else:
                 error = APIError(400, msg, code="invalid_http")
-            body = json.dumps(error.body).encode("ascii")
-            headers = [
-                (b"content-type", b"application/json"),
-                (b"content-length", str(len(body)).encode()),
-                (b"connection", b"close"),
-            ]
-            reason = HTTPStatus(error.status).phrase.encode("ascii")
-            start = h11.Response(status_code=error.status, headers=headers, reason=reason)
-            for event in (start, h11.Data(data=body), h11.EndOfMessage()):
+            response, reason = error.last_response(), HTTPStatus(error.status).phrase.encode("ascii")
+            start = h11.Response(status_code=error.status, headers=response.raw_headers, reason=reason)
+            for event in (start, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
             self.transport.close()
 

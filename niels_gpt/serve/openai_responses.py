@@ -55,8 +55,8 @@ class ResponseFormat:
         return {**self._base, "choices": [self._choice(update) for update in updates], "usage": usage}
 
     def _choice(self, update: Update) -> dict[str, Any]:
-        """A continuation in a response."""
-        raise NotImplementedError
+        """A continuation in a response; here without its text."""
+        return {"index": update.choice, "finish_reason": update.finished}
 
     def _streamed(self, update: Update) -> list[dict[str, Any]]:
         """What is new of a continuation in a stream."""
@@ -88,12 +88,8 @@ class ChatFormat(ResponseFormat):
         ]
 
     def _choice(self, update: Update) -> dict[str, Any]:
-        return {
-            "index": update.choice,
-            "message": {"role": "assistant", "content": update.text, "refusal": None},
-            "logprobs": self._logprobs(update.tokens),
-            "finish_reason": update.finished,
-        }
+        message = {"role": "assistant", "content": update.text, "refusal": None}
+        return {**super()._choice(update), "message": message, "logprobs": self._logprobs(update.tokens)}
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
         if not self._scored:
@@ -126,9 +122,9 @@ class CompletionFormat(ResponseFormat):
             prompt, ids = self._echoed[update.choice // order.n], order.prompts[update.choice // order.n]
             text = (prompt if isinstance(prompt, str) else self._model.tokenizer.decode(ids)) + text
             found = [None, *(self._generation.choices[update.choice].request.prompt_logprobs or [])]
-            tokens = [*(ScoredToken(0, i, each) for i, each in zip(ids, found, strict=False)), *tokens]
+            tokens = [*(ScoredToken(0, 0, i, each) for i, each in zip(ids, found, strict=False)), *tokens]
         logprobs = self._logprobs(update.choice, tokens) if self._scored else None
-        return {"index": update.choice, "text": text, "logprobs": logprobs, "finish_reason": update.finished}
+        return {**super()._choice(update), "text": text, "logprobs": logprobs}
 
     def _logprobs(self, index: int, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
         model, offsets = self._model, self._offsets[index]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -112,9 +113,9 @@ class SampledRequest(_Body, SamplingParameters):
         return self
 
     @property
+    @abstractmethod
     def scores(self) -> int | None:
         """How many other tokens are reported with each token; None: tokens are not scored."""
-        raise NotImplementedError
 
     @property
     def include_usage(self) -> bool:

@@ -82,14 +82,11 @@ class RunsReader:
         self._follower = functools.lru_cache(FOLLOWED)(lambda path: (threading.Lock(), MetricsFollower(path)))
         self._report = functools.lru_cache(OPEN_REPORTS)(lambda path, *_changed: StoredReport(path))
         self._data: tuple[Any, RunConfig, DataTask] | None = None
-        self._limiter: anyio.CapacityLimiter | None = None
-        self._data_limiter: anyio.CapacityLimiter | None = None
+        self._limiter, self._data_limiter = anyio.CapacityLimiter(THREADS), anyio.CapacityLimiter(1)
         self._waiting = 0
 
     async def respond(self, read: Callable[[], Any], *, opens_data: bool = False) -> Response:
         """Return what a function reads as JSON. It runs in a thread; opens_data: one at a time."""
-        if self._limiter is None or self._data_limiter is None:  # they belong to the event loop
-            self._limiter, self._data_limiter = anyio.CapacityLimiter(THREADS), anyio.CapacityLimiter(1)
         if self._waiting >= WAITING:
             raise APIError(429, "too many requests for runs: try again in 2 s", retry_after=2)
         self._waiting += 1
@@ -184,120 +181,110 @@ def runs_router(folder: Path) -> APIRouter:
     responses = {**ERRORS, 409: {**ERRORS[404], "description": damaged}}
     router = APIRouter(prefix="/api/runs", responses=responses, tags=["runs"])
 
-    @router.get("")
-    async def list_runs() -> Response:
+    def route(path: str, *, opens_data: bool = False) -> Callable[[Callable[..., Any]], None]:
+        """Add a route whose response is what a function reads."""
+
+        def add(read: Callable[..., Any]) -> None:
+            @functools.wraps(read)
+            async def endpoint(**parameters: Any) -> Response:
+                return await reader.respond(lambda: read(**parameters), opens_data=opens_data)
+
+            router.get(path, response_model=None)(endpoint)
+
+        return add
+
+    @route("")
+    def list_runs() -> Any:
         """The runs, newest first."""
-        return await reader.respond(
-            lambda: {"folder": files.display_path(folder), "runs": [_listed(run) for run in reader.all()]}
-        )
+        return {"folder": files.display_path(folder), "runs": [_listed(run) for run in reader.all()]}
 
-    @router.get("/{run_id}")
-    async def show_run(run_id: RunId) -> Response:
+    @route("/{run_id}")
+    def show_run(run_id: RunId) -> Any:
         """A run: data, settings that differ from the defaults, checkpoints and next commands."""
-        return await reader.respond(lambda: _described(reader.run(run_id)))
+        return _described(reader.run(run_id))
 
-    @router.get("/{run_id}/metrics")
-    async def show_metrics(
+    @route("/{run_id}/metrics")
+    def show_metrics(
         run_id: RunId,
         after: Annotated[int, Query(ge=-1, le=LARGEST)] = -1,
         version: Annotated[str, Query(max_length=64)] = "",
-    ) -> Response:
+    ) -> Any:
         """Loss, learning rate and tokens/s by step, and the loss of each held-out set.
 
         With `after` (the last step received) and `version` of the last response, only points that are new or changed.
         The receiver drops its points from step `from` on, and appends these. A point is the mean of `width` steps.
         """
+        run = reader.run(run_id)
+        curves = reader.curves(run, after=after, version=version)
+        samples = RunFolder(run.path).sample_steps()
+        listed = _listed(run)
+        if curves["last_step"] is not None:  # newer than the summary
+            listed["steps"] = curves["last_step"] + 1
+        return {**listed, **curves, "newest_sample": samples[-1] if samples else None}
 
-        def read() -> Any:
-            run = reader.run(run_id)
-            curves = reader.curves(run, after=after, version=version)
-            samples = RunFolder(run.path).sample_steps()
-            listed = _listed(run)
-            if curves["last_step"] is not None:  # newer than the summary
-                listed["steps"] = curves["last_step"] + 1
-            return {**listed, **curves, "newest_sample": samples[-1] if samples else None}
-
-        return await reader.respond(read)
-
-    @router.get("/{run_id}/samples")
-    async def list_samples(run_id: RunId) -> Response:
+    @route("/{run_id}/samples")
+    def list_samples(run_id: RunId) -> Any:
         """The steps after which a sample was written."""
-        return await reader.respond(lambda: {"steps": RunFolder(reader.run(run_id).path).sample_steps()})
+        return {"steps": RunFolder(reader.run(run_id).path).sample_steps()}
 
-    @router.get("/{run_id}/samples/{step}")
-    async def show_sample(run_id: RunId, step: Annotated[int, PathParameter(ge=0, le=LARGEST)]) -> Response:
+    @route("/{run_id}/samples/{step}")
+    def show_sample(run_id: RunId, step: Annotated[int, PathParameter(ge=0, le=LARGEST)]) -> Any:
         """The sample that was written after a number of steps."""
+        samples = RunFolder(reader.run(run_id).path)
+        if step not in samples.sample_steps():
+            raise APIError(404, f"there is no sample after {step} steps", code="sample_not_found")
+        text, complete = samples.read_sample(step, most=SAMPLE_BYTES)
+        return {"step": step, "text": text, "complete": complete}
 
-        def read() -> Any:
-            folder = RunFolder(reader.run(run_id).path)
-            if step not in folder.sample_steps():
-                raise APIError(404, f"there is no sample after {step} steps", code="sample_not_found")
-            text, complete = folder.read_sample(step, most=SAMPLE_BYTES)
-            return {"step": step, "text": text, "complete": complete}
-
-        return await reader.respond(read)
-
-    @router.get("/{run_id}/reports")
-    async def list_reports(run_id: RunId) -> Response:
+    @route("/{run_id}/reports", opens_data=True)
+    def list_reports(run_id: RunId) -> Any:
         """The memorization reports in the run or its pipeline."""
-        return await reader.respond(
-            lambda: {"levels": level_names(), "reports": reader.reports(reader.run(run_id))}, opens_data=True
-        )
+        return {"levels": level_names(), "reports": reader.reports(reader.run(run_id))}
 
-    @router.get("/{run_id}/reports/{report_id}/strips/{strip}")
-    async def show_strip(
+    @route("/{run_id}/reports/{report_id}/strips/{strip}", opens_data=True)
+    def show_strip(
         run_id: RunId, report_id: RunId, strip: Annotated[int, PathParameter(ge=0, le=LARGEST)], start: Count = 0
-    ) -> Response:
+    ) -> Any:
         """A document of a report: spans of text with their level and the lowest and highest P(z)."""
+        report = reader.report(reader.run(run_id), report_id)
+        if strip >= report.strips:
+            raise APIError(404, f"the report has {report.strips} strips", code="strip_not_found")
+        about = report.summary["strips"][strip]
+        spans = report.spans(strip, start=start, most=STRIP_CHARACTERS)
+        end, total = min(start + STRIP_CHARACTERS, about["characters"]), about["characters"]
+        return {"document": about["document"], "start": start, "end": end, "total": total, "spans": spans}
 
-        def read() -> Any:
-            report = reader.report(reader.run(run_id), report_id)
-            if strip >= report.strips:
-                raise APIError(404, f"the report has {report.strips} strips", code="strip_not_found")
-            about = report.summary["strips"][strip]
-            spans = report.spans(strip, start=start, most=STRIP_CHARACTERS)
-            end = min(start + STRIP_CHARACTERS, about["characters"])
-            return {"document": about["document"], "start": start, "end": end, "total": about["characters"]} | {
-                "spans": spans
-            }
-
-        return await reader.respond(read, opens_data=True)
-
-    @router.get("/{run_id}/batches/{step}")
-    async def show_batch(
+    @route("/{run_id}/batches/{step}", opens_data=True)
+    def show_batch(
         run_id: RunId,
         step: Annotated[int, PathParameter(ge=0, le=2**31 - 1)],
         first: Count = 0,
         rows: Annotated[int, Query(ge=1, le=ROWS)] = ROWS,
-    ) -> Response:
+    ) -> Any:
         """The rows of a training step: source, document, offset and text."""
-
-        def read() -> Any:
-            config, task = reader.data(reader.run(run_id))
-            try:
-                origins = task.origins(step)
-            except (ValueError, OSError) as err:
-                raise APIError(409, error_message(err), code="data_not_available") from None
-            return {
-                "step": step,
-                "total_steps": config.train.total_steps,
-                "unit": "bytes" if uses_bytes(config) else "tokens",
-                "context": config.model.T,
-                "total": len(origins),
-                "rows": [
-                    {
-                        "row": row.row,
-                        "source": display_name(row.source, config.data.wiki),
-                        "document": files.display_path(row.document),
-                        "offset": row.offset,
-                        "text": row.text[:ROW_CHARACTERS],
-                        "complete": len(row.text) <= ROW_CHARACTERS,
-                    }
-                    for row in origins[first : first + rows]
-                ],
-            }
-
-        return await reader.respond(read, opens_data=True)
+        config, task = reader.data(reader.run(run_id))
+        try:
+            origins = task.origins(step)
+        except (ValueError, OSError) as err:
+            raise APIError(409, error_message(err), code="data_not_available") from None
+        return {
+            "step": step,
+            "total_steps": config.train.total_steps,
+            "unit": "bytes" if uses_bytes(config) else "tokens",
+            "context": config.model.T,
+            "total": len(origins),
+            "rows": [
+                {
+                    "row": row.row,
+                    "source": display_name(row.source, config.data.wiki),
+                    "document": files.display_path(row.document),
+                    "offset": row.offset,
+                    "text": row.text[:ROW_CHARACTERS],
+                    "complete": len(row.text) <= ROW_CHARACTERS,
+                }
+                for row in origins[first : first + rows]
+            ],
+        }
 
     return router
 

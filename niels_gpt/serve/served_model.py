@@ -41,8 +41,6 @@ class ServedModel:
     """Training steps done."""
     task: str | None = None
     """What it was trained for, as in the config of its run: bytes, pretrain, sft or splice."""
-    run: Path | None = field(default=None, repr=False)
-    """The run folder; no response contains it."""
     loaded: LoadedRun | None = field(default=None, repr=False)
     """The run that it was loaded from."""
     aliases: tuple[str, ...] = ()
@@ -155,7 +153,6 @@ def _phases(path: Path) -> list[Path]:
 
 def serve_run(loaded: LoadedRun, name: str, engine: Engine, limits: Limits, *, threads: int = 1) -> ServedModel:
     """Return a loaded run with an engine of its model as a served model; its worker is not started."""
-    home = loaded.home
     return ServedModel(
         name,
         engine.model,
@@ -165,7 +162,6 @@ def serve_run(loaded: LoadedRun, name: str, engine: Engine, limits: Limits, *, t
         created=int(loaded.path.stat().st_mtime),
         step=loaded.step,
         task=loaded.config.task if loaded.run is not None and loaded.config is not None else None,
-        run=None if home is None else home.path,
         loaded=loaded._replace(model=engine.model),
     )
 
