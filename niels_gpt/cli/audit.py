@@ -98,19 +98,18 @@ def audit(
     settings = ExtractionSettings.fitting(
         loaded.model.config.T, window=window, prompt=prompt, stride=stride or library.SMALLEST_STRIDE, greedy=0
     )
-    result = library.audit_notes(
-        loaded,
-        notes,
+    request = library.AuditRequest(
         settings,
-        threshold=threshold,
-        control=control,
+        notes,
+        threshold,
+        control,
         passages=top,
         encoding_errors=encoding_errors,
         exact=out is not None,
         adapt_stride=stride is None,
         min_notes=min_notes,
-        progress=lambda title: progress_bar(title, "passages"),
     )
+    result = library.audit_notes(loaded, request, progress=lambda title: progress_bar(title, "passages"))
     verdict = result.verdict
     if result.skipped_controls:
         typer.echo(f"skipped as controls, because they were trained on: {first_few(result.skipped_controls)}", err=True)

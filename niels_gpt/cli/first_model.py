@@ -323,27 +323,25 @@ QUICK_AUDIT = 25
 
 def show_quick_audit(trained: TrainedModel, corpus: Corpus, *, windows: int) -> None:
     """Print what the chat model knows by heart of some of the notes, in about so many windows."""
-    from niels_gpt.memorization.audit import audit_notes
+    from niels_gpt.memorization.audit import AuditRequest, audit_notes
     from niels_gpt.memorization.measure import ExtractionSettings
     from niels_gpt.report.numbers import passage_probability
     from niels_gpt.system.console import plural
     from niels_gpt.system.progress import progress_bar
 
     model = trained.chat.model
-    settings = ExtractionSettings.fitting(model.config.T, window=None, prompt=None, stride=25, greedy=0)
-    verdict = audit_notes(
-        trained.chat,
-        corpus.selected.root,
+    settings = ExtractionSettings.fitting(model.config.T, stride=25, greedy=0)
+    request = AuditRequest(
         settings,
-        threshold=0.001,
+        corpus.selected.root,
         passages=3,
         encoding_errors="skip",
         exact=False,
         adapt_stride=True,
         sample=QUICK_AUDIT,
         most_windows=windows,
-        progress=progress_bar,
-    ).verdict
+    )
+    verdict = audit_notes(trained.chat, request, progress=progress_bar).verdict
     if verdict.interrupted:
         raise KeyboardInterrupt
     print(f"\nWhat it knows by heart (a quick audit of {plural(verdict.notes_audited, 'text')}):")

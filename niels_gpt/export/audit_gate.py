@@ -19,15 +19,14 @@ from niels_gpt.memorization.audit import (
     NOT_SAFE,
     SAFE,
     SMALLEST_STRIDE,
-    THRESHOLD,
+    AuditRequest,
     AuditVerdict,
     audit_notes,
     counts_text,
     findings,
 )
-from niels_gpt.memorization.measure import ExtractionSettings
+from niels_gpt.memorization.measure import ExtractionSettings, ProgressBar, no_progress
 from niels_gpt.memorization.membership import run_history, source_names
-from niels_gpt.memorization.run import ProgressBar, no_progress
 from niels_gpt.model.digest import weights_digest
 from niels_gpt.pretrained.public_base import public_base
 from niels_gpt.runs.loading import LoadedRun
@@ -174,10 +173,10 @@ def audit(loaded: LoadedRun, *, progress: ProgressBar = no_progress) -> AuditVer
         measure = command("audit", loaded.home.path, "--notes", "FOLDER")
         loaded.home.check_data(f"omit --audit; {measure} measures what it knows of your notes")
     T = loaded.model.config.T
-    settings = ExtractionSettings.fitting(T, window=None, prompt=None, stride=SMALLEST_STRIDE, greedy=0)
-    result = audit_notes(loaded, None, settings, threshold=THRESHOLD, exact=False, adapt_stride=True, progress=progress)
-    remember(loaded, result.verdict)
-    return result.verdict
+    settings = ExtractionSettings.fitting(T, stride=SMALLEST_STRIDE, greedy=0)
+    verdict = audit_notes(loaded, AuditRequest(settings, exact=False, adapt_stride=True), progress=progress).verdict
+    remember(loaded, verdict)
+    return verdict
 
 
 def remember(loaded: LoadedRun, verdict: AuditVerdict, out: Path | None = None) -> str:

@@ -7,13 +7,14 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from niels_gpt.chat.transcript import DELIMITER
+from niels_gpt.data.note_check import find_secrets
 from niels_gpt.evaluation.exact import Score, score_stream
 from niels_gpt.evaluation.scoring import CountRows, score_rows
 from niels_gpt.memorization.audit_input import (
@@ -29,13 +30,22 @@ from niels_gpt.memorization.audit_input import (
 )
 from niels_gpt.memorization.base_model import load_base, with_base
 from niels_gpt.memorization.extraction import scan_rows
-from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, WindowPlan, check_documents
+from niels_gpt.memorization.measure import (
+    Document,
+    ExtractionSettings,
+    Measurement,
+    Progress,
+    ProgressBar,
+    WindowPlan,
+    check_documents,
+    no_progress,
+)
 from niels_gpt.memorization.membership import HELD_OUT, TRAINED, membership
 from niels_gpt.memorization.origins import with_origins
-from niels_gpt.memorization.run import STRIPS, Progress, ProgressBar, no_progress
-from niels_gpt.memorization.secrets import score_secrets
+from niels_gpt.memorization.run import STRIPS
 from niels_gpt.memorization.summary import LEVELS, build_report, top_passages
 from niels_gpt.model.digest import weights_digest
+from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system.console import plural
 from niels_gpt.tokenizer import ByteTokenizer, Tokenizer, private_pieces, text_bytes, token_sizes
@@ -55,6 +65,9 @@ THRESHOLD = 0.001
 """P(z) of a passage that is not safe to publish: the default, and the largest that clears a model for an export."""
 MARGIN = 1e-3
 """Without `exact`, a window is scored until its P(z) is below the threshold by this factor."""
+
+SECRET_TOKENS, TOKENS_BEFORE = 100, 50
+"""Most tokens of a secret that are judged, and tokens of text before it that are given, at most."""
 
 LAST_AUDIT = "last-audit.json"
 """File of a run with the fields of its last audit, whatever its settings, for the report of the run."""
@@ -131,6 +144,45 @@ class AuditVerdict:
     """`weights_digest` of the model: the verdict holds for these weights only."""
 
 
+@dataclass(frozen=True)
+class AuditRequest:
+    """What to audit, and how strictly."""
+
+    settings: ExtractionSettings
+    notes: Path | None = None
+    """A folder or file (see `read_path`), to which the conversations of the run are added: what it was taught to say
+    about notes is not in their folder. None: the run's own data (see `read_run`)."""
+    threshold: float = THRESHOLD
+    control: Path | None = None
+    """A folder of notes that were never trained on."""
+    passages: int = 10
+    """Most passages to list."""
+    encoding_errors: str | None = None
+    exact: bool = True
+    """Score every passage to its end; otherwise only until P(z) is far below the threshold, with the same verdict."""
+    adapt_stride: bool = False
+    """Increase the stride of the settings for much text (see `adapted_stride`)."""
+    sample: int | None = None
+    """Audit only so many texts and so many conversations, chosen evenly, and fewer if they have more than
+    `most_windows` windows at the largest stride; the verdict is then never SAFE."""
+    most_windows: int = MOST_WINDOWS
+    min_notes: int = MIN_NOTES
+    """Pieces of the vocabulary that stand in fewer notes are private, unless a public text has them."""
+
+    def __post_init__(self) -> None:
+        check_threshold(self.threshold)
+
+    @property
+    def limit(self) -> float:
+        """The logarithm of the threshold."""
+        return math.log(self.threshold)
+
+    @property
+    def floor(self) -> float | None:
+        """A log P(z) below this is an upper bound; None: all are exact."""
+        return None if self.exact else math.log(self.threshold * MARGIN)
+
+
 class AuditResult(NamedTuple):
     """A verdict and the measurements behind it."""
 
@@ -140,100 +192,71 @@ class AuditResult(NamedTuple):
     """Notes of the control folder that were trained on."""
 
 
-def audit_notes(
-    loaded: LoadedRun,
-    notes: Path | None,
-    settings: ExtractionSettings,
-    *,
-    threshold: float,
-    control: Path | None = None,
-    passages: int = 10,
-    encoding_errors: str | None = None,
-    exact: bool = True,
-    adapt_stride: bool = False,
-    sample: int | None = None,
-    most_windows: int = MOST_WINDOWS,
-    min_notes: int = MIN_NOTES,
-    progress: ProgressBar = no_progress,
-) -> AuditResult:
+def audit_notes(loaded: LoadedRun, request: AuditRequest, *, progress: ProgressBar = no_progress) -> AuditResult:
     """Measure every text of a folder or file and judge whether the checkpoint is safe to publish.
 
-    notes: a folder or file (see `read_path`), to which the conversations of the run are added: what it was taught to
-    say about notes is not in their folder. None: the run's own data (see `read_run`).
-    exact: score every passage to its end; otherwise only until P(z) is far below the threshold, with the same verdict.
-    adapt_stride: increase the stride of the settings for much text (see `adapted_stride`).
-    sample: audit only so many texts and so many conversations, chosen evenly, and fewer if they have more than
-    most_windows windows at the largest stride; the verdict is then never SAFE.
-    min_notes: pieces of the vocabulary that stand in fewer notes are private, unless a public text has them.
-
     Controls are the held-out documents and those of the folder `control`. After Ctrl-C the result is partial. Raises
-    ValueError for a threshold outside (0, 1], for nothing to judge, and for controls that were all trained on.
+    ValueError for nothing to judge, and for controls that were all trained on.
     """
-    check_threshold(threshold)
     shortfalls: list[str] = []
+    not_audited: list[str] = []
     with progress("reading"):
         own = read_run(loaded)
-        found = own if notes is None else read_path(notes, loaded, encoding_errors)
-        if notes is not None:  # what it was taught to say about the notes is no text of the folder
+        found = own
+        if request.notes is not None:
+            found = read_path(request.notes, loaded, request.encoding_errors)
             chats = read_run(loaded, only_chats=True)
             found.texts.extend(chats.texts)
             found.trained_replies |= chats.trained_replies
             found.skipped.extend(chats.skipped)
-            uncovered = _not_covered(own, found.texts, notes)
+            uncovered = _not_covered(own, found.texts, request.notes)
             shortfalls = [f"{entry.name}: {entry.reason}" for entry in uncovered]
             known = {entry.reason for entry in found.skipped}
             found.skipped.extend(entry for entry in uncovered if entry.reason not in known)
-        private, unjudged = _judge_vocabulary(loaded, [*own.texts, *found.texts], own, min_notes)
-        audited, too_short = _without_tiny(found.texts, loaded)
+        private, unjudged = _judge_vocabulary(loaded, [*own.texts, *found.texts], own, request.min_notes)
+        sizes = {text.name: len(text_bytes(loaded.tokenizer, text.ids).strip()) for text in found.texts}
+        audited = [text for text in found.texts if sizes[text.name] >= MIN_BYTES]
         if not audited:
-            raise ValueError(_nothing_to_audit(notes, found))
-        sampled = ""
-        if sample is not None:
+            raise ValueError(_nothing_to_audit(request.notes, found))
+        if request.sample is not None:
             all_of_them = len(audited)
-            audited = _sample(audited, sample, most_windows * _largest_stride(settings))
+            audited = _sample(audited, request.sample, request.most_windows * _largest_stride(request.settings))
             if len(audited) < all_of_them:
-                sampled = f"a sample of {all_of_them:,} documents: audit all of them"
+                not_audited.append(f"a sample of {all_of_them:,} documents: audit all of them")
+        not_audited += [unjudged] if unjudged else []
         status, unknown_because = membership(loaded, {text.name: text.ids for text in audited})
         for text in audited:
             if text.kind == CHAT and replies_of(text.ids, loaded) & found.trained_replies:
                 status[text.name] = TRAINED  # another question, with the same reply
-        controls, skipped = ([], []) if control is None else _read_controls(control, loaded, encoding_errors)
-    settings = dataclasses.replace(settings, stride=min(settings.stride, settings.window - settings.prompt))
-    if adapt_stride:
-        settings = dataclasses.replace(settings, stride=adapted_stride(audited, settings, most_windows))
-    shortfalls += _looser(settings, threshold, audited, loaded.model.config.T)
-    if min_notes < MIN_NOTES:
-        shortfalls.append(f"--min-notes {min_notes} is below {MIN_NOTES}")
+        controls, skipped = _read_controls(loaded, request)
+    settings = replace(request.settings, stride=min(request.settings.stride, request.settings.suffix))
+    if request.adapt_stride:
+        settings = replace(settings, stride=adapted_stride(audited, settings, request.most_windows))
+    request = replace(request, settings=settings)
     plans = [_plan(text, status[text.name], settings, loaded) for text in audited]
-    plans += [_plan(text, CONTROL, settings, loaded) for text in controls]
-    floor = None if exact else math.log(threshold * MARGIN)
+    control_plans = [_plan(text, CONTROL, settings, loaded) for text in controls]
     with progress("auditing") as show:
-        measured, interrupted = _measure(loaded, plans, settings, math.log(threshold), floor, show)
-    secrets = [] if interrupted else _judge_secrets(loaded, audited, plans, threshold)
+        measured, interrupted = _measure(loaded, [*plans, *control_plans], request, show)
+    secrets = [] if interrupted else _judge_secrets(loaded, request, audited, plans)
     base, base_problem = (None, "") if interrupted else load_base(loaded)
     if base is not None:
         with progress("auditing the base") as show:
-            measured = with_base(measured, base, least=floor, progress=show)
+            measured = with_base(measured, base, least=request.floor, progress=show)
     verdict = judge(
-        measured,
         loaded,
-        threshold=threshold,
-        passages=passages,
-        notes="" if notes is None else str(notes),
+        request,
+        measured,
+        found,
+        planned=sum(len(plan.spans) for plan in plans),
+        not_audited=not_audited,
         unknown_because=unknown_because,
-        not_audited=[*([sampled] if sampled else []), *([unjudged] if unjudged else [])],
-        too_short=too_short,
-        found=found,
-        min_notes=min_notes,
-        private_pieces=private,
-        secrets=secrets,
-        floor=floor,
-        settings=settings,
-        planned=sum(len(plan.spans) for plan in plans if plan.document.source != CONTROL),
+        too_short=[name for name, size in sizes.items() if size < MIN_BYTES],
         base="" if base is None else base.name,
         base_problem=base_problem,
         interrupted=interrupted,
-        shortfalls=shortfalls,
+        private_pieces=private,
+        secrets=secrets,
+        shortfalls=[*shortfalls, *_looser(request, audited, loaded.model.config.T)],
     )
     return AuditResult(verdict, measured, skipped)
 
@@ -292,12 +315,12 @@ def passage_origin(passage: Mapping[str, Any], unit: str) -> str:
     return f"{passage['note']}, line {passage['line']:,}{learned}"
 
 
-def _looser(settings: ExtractionSettings, threshold: float, texts: Sequence[AuditText], T: int) -> list[str]:
+def _looser(request: AuditRequest, texts: Sequence[AuditText], T: int) -> list[str]:
     """Return the settings that are less strict than the default, each with its limit."""
-    default = ExtractionSettings.fitting(T, window=None, prompt=None, stride=SMALLEST_STRIDE, greedy=0)
+    settings, default = request.settings, ExtractionSettings.fitting(T, stride=SMALLEST_STRIDE, greedy=0)
     found = []
-    if threshold > THRESHOLD:
-        found.append(f"--threshold {threshold:g} is above {THRESHOLD:g}")
+    if request.threshold > THRESHOLD:
+        found.append(f"--threshold {request.threshold:g} is above {THRESHOLD:g}")
     if (settings.window, settings.prompt) != (default.window, default.prompt):  # a longer suffix is less probable
         found.append(
             f"--window {settings.window} --prompt {settings.prompt} are not {default.window} and {default.prompt}"
@@ -305,6 +328,8 @@ def _looser(settings: ExtractionSettings, threshold: float, texts: Sequence[Audi
     stride = adapted_stride(texts, default)
     if settings.stride > stride:
         found.append(f"--stride {settings.stride} is above {stride}")
+    if request.min_notes < MIN_NOTES:
+        found.append(f"--min-notes {request.min_notes} is below {MIN_NOTES}")
     return found
 
 
@@ -321,12 +346,6 @@ def _not_covered(own: AuditInput, texts: Sequence[AuditText], notes: Path) -> li
     return problems
 
 
-def _evenly(length: int, most: int) -> list[int]:
-    """At most `most` of the numbers below `length`, evenly spaced."""
-    number = min(length, most)
-    return [i * length // number for i in range(number)]
-
-
 def check_threshold(threshold: float) -> None:
     """Raise ValueError for a threshold that is not a probability above 0."""
     if not 0.0 < threshold <= 1.0:
@@ -337,7 +356,8 @@ def _sample(texts: Sequence[AuditText], number: int, most_tokens: int) -> list[A
     """Return so many texts and so many conversations, chosen evenly; only one of each if they have too many tokens."""
     by_kind = [[text for text in texts if (text.kind == CHAT) == chat] for chat in (False, True)]
     while True:
-        chosen = [kind[i] for kind in by_kind for i in _evenly(len(kind), number)]
+        numbers = [min(len(kind), number) for kind in by_kind]
+        chosen = [kind[i * len(kind) // n] for kind, n in zip(by_kind, numbers, strict=True) for i in range(n)]
         if number <= 1 or sum(len(text.ids) for text in chosen) <= most_tokens:
             return chosen
         number //= 2
@@ -345,7 +365,7 @@ def _sample(texts: Sequence[AuditText], number: int, most_tokens: int) -> list[A
 
 def _largest_stride(settings: ExtractionSettings) -> int:
     """Return half a suffix: see `adapted_stride`."""
-    return max(SMALLEST_STRIDE, (settings.window - settings.prompt) // 2)
+    return max(SMALLEST_STRIDE, settings.suffix // 2)
 
 
 def adapted_stride(texts: Sequence[AuditText], settings: ExtractionSettings, most_windows: int = MOST_WINDOWS) -> int:
@@ -358,22 +378,18 @@ def adapted_stride(texts: Sequence[AuditText], settings: ExtractionSettings, mos
     return min(max(SMALLEST_STRIDE, math.ceil(tokens / most_windows)), _largest_stride(settings))
 
 
-def _without_tiny(texts: Sequence[AuditText], loaded: LoadedRun) -> tuple[list[AuditText], list[str]]:
-    """Return (texts that can be judged, names of those that are too short)."""
-    sizes = [len(text_bytes(loaded.tokenizer, text.ids).strip()) for text in texts]
-    kept = [text for text, size in zip(texts, sizes, strict=True) if size >= MIN_BYTES]
-    return kept, [text.name for text, size in zip(texts, sizes, strict=True) if size < MIN_BYTES]
-
-
 def _nothing_to_audit(notes: Path | None, found: AuditInput) -> str:
     reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry in found.skipped[:5])
     where = "in the run's own data: name it with --notes" if notes is None else f"in {notes}"
     return f"no text of at least {MIN_BYTES} bytes to audit {where}" + (f" (skipped {reasons})" if reasons else "")
 
 
-def _read_controls(folder: Path, loaded: LoadedRun, encoding_errors: str | None) -> tuple[list[AuditText], list[str]]:
+def _read_controls(loaded: LoadedRun, request: AuditRequest) -> tuple[list[AuditText], list[str]]:
     """Return (controls from a folder, names of its notes that were trained on and therefore skipped)."""
-    found = read_path(folder, loaded, encoding_errors)
+    folder = request.control
+    if folder is None:
+        return [], []
+    found = read_path(folder, loaded, request.encoding_errors)
     for entry in found.skipped:
         if entry.missing:
             warnings.warn(f"--control {folder}: {entry.name} is not a control: {entry.reason}", stacklevel=1)
@@ -408,7 +424,7 @@ def _plan(text: AuditText, status: str, settings: ExtractionSettings, loaded: Lo
     text follow what precedes a document in training, the separator. The edges are the first and the last suffix of a
     text, or of each reply.
     """
-    ids, length, suffix = text.ids, len(text.ids), settings.window - settings.prompt
+    ids, length, suffix = text.ids, len(text.ids), settings.suffix
     if isinstance(loaded.tokenizer, ByteTokenizer):
         before = np.frombuffer((DELIMITER if text.kind == CHAT else "\n\n").encode(), dtype=np.uint8).astype(np.int64)
     else:
@@ -431,7 +447,7 @@ def _plan(text: AuditText, status: str, settings: ExtractionSettings, loaded: Lo
         for cut in range(first, 0 if only_replies else plan.prompt, step):
             if cut > first or replies:
                 add(cut, min(cut + suffix, length), settings.window + len(before))
-        spans += [(start, start + plan.prompt, start + plan.window) for start in plan.starts.tolist()]
+        spans += map(tuple, plan.spans.tolist())
     for begin, end in replies or [(first, length)]:
         edges[len(spans)] = True
         add(begin, min(begin + suffix, end), 2 * settings.window)
@@ -464,13 +480,13 @@ def _best_passage(tokens: np.ndarray, limit: float, suffix: int, *, at_start: bo
 
 
 def _measure_edges(
-    loaded: LoadedRun, plans: Sequence[_Plan], settings: ExtractionSettings, limit: float, count: CountRows
+    loaded: LoadedRun, plans: Sequence[_Plan], request: AuditRequest, count: CountRows
 ) -> dict[tuple[int, int], float]:
     """Score the windows at the edges, and reduce them to the best passage. Return {(plan, window): log P(z)}.
 
     With learned positions, at all offsets in the frame; see `scan_rows`.
     """
-    model, suffix = loaded.model, settings.window - settings.prompt
+    model, settings = loaded.model, request.settings
     where = [(number, index) for number, plan in enumerate(plans) for index in plan.edges]
     spans = [plans[number].spans[index].tolist() for number, index in where]
     rows = [plans[number].document.row(span[0], span[2]) for (number, _), span in zip(where, spans, strict=True)]
@@ -483,7 +499,7 @@ def _measure_edges(
         score_rows(model, some, prompts[fitting], batch=settings.batch, offset=offset, count=count, tokens=tokens)
         for n, i in enumerate(fitting):
             (number, index), (_, cut, end) = where[i], spans[i]
-            begin, stop = _best_passage(tokens[n], limit, suffix, at_start=plans[number].edges[index])
+            begin, stop = _best_passage(tokens[n], request.limit, settings.suffix, at_start=plans[number].edges[index])
             text = text_bytes(loaded.tokenizer, plans[number].document.ids[cut + begin : cut + stop])
             if sum(map(str.isalnum, text.decode("utf-8", "replace"))) < MIN_TOKENS // 2:
                 begin, stop = 0, end - cut  # a line of dashes, or an indentation: no passage
@@ -495,17 +511,13 @@ def _measure_edges(
 
 
 def _measure(
-    loaded: LoadedRun,
-    plans: Sequence[_Plan],
-    settings: ExtractionSettings,
-    limit: float,
-    floor: float | None,
-    progress: Progress | None,
+    loaded: LoadedRun, plans: Sequence[_Plan], request: AuditRequest, progress: Progress
 ) -> tuple[list[Measurement], bool]:
     """Return (the measurements, whether Ctrl-C ended them early: the other windows are then dropped).
 
-    Windows of all documents share batches. limit: the logarithm of the threshold.
+    Windows of all documents share batches. Loss is measured for a report only: see `audit_report`.
     """
+    batch = request.settings.batch
     check_documents(loaded.model, [plan.document for plan in plans], loaded.tokenizer)
     windows = [(n, i) for n, plan in enumerate(plans) for i in range(len(plan.spans))]
     inner = [k for k, (n, i) in enumerate(windows) if i not in plans[n].edges]
@@ -517,41 +529,24 @@ def _measure(
     def count(number: int) -> None:
         nonlocal done
         done += number
-        if progress is not None:
-            progress(min(done, len(windows)), len(windows))
+        progress(min(done, len(windows)), len(windows))
 
     try:
-        for indices, values in scan_rows(loaded.model, rows, prompts, floor=floor, batch=settings.batch):
+        for indices, values in scan_rows(loaded.model, rows, prompts, floor=request.floor, batch=batch):
             log_p[np.array(inner)[indices]] = values
             count(len(indices))
-        edges = _measure_edges(loaded, plans, settings, limit, count)
+        edges = _measure_edges(loaded, plans, request, count)
         log_p = np.array([edges.get(window, value) for window, value in zip(windows, log_p.tolist(), strict=True)])
     except KeyboardInterrupt:
         if not done:
             raise
         interrupted = True
-    sizes = token_sizes(loaded.tokenizer)
     measured = []
     for plan, values in zip(plans, np.split(log_p, np.cumsum([len(p.spans) for p in plans])[:-1]), strict=True):
-        scored = ~np.isnan(values)
-        if scored.any():
-            starts, cuts, ends = plan.spans[scored].T
-            measured.append(
-                Measurement(
-                    document=plan.document,
-                    settings=settings,
-                    bytes=int(sizes[plan.document.ids].sum()),
-                    starts=starts,
-                    cuts=cuts,
-                    ends=ends,
-                    log_p=values[scored],
-                    score=Score(len(plan.document.ids) - 1, math.nan),  # only a report needs it: see `audit_report`
-                    greedy_prompt=0,
-                    greedy_share=np.full(int(scored.sum()), np.nan),
-                    greedy_run=np.zeros(int(scored.sum()), dtype=np.int64),
-                    longest=(0, 0),
-                )
-            )
+        known = ~np.isnan(values)
+        if known.any():
+            spans, values = plan.spans[known], values[known]
+            measured.append(Measurement.of(plan.document, request.settings, loaded.tokenizer, spans, values))
     return measured, interrupted
 
 
@@ -578,108 +573,92 @@ def _judge_vocabulary(
 
 
 def _judge_secrets(
-    loaded: LoadedRun, texts: Sequence[AuditText], plans: Sequence[_Plan], threshold: float
+    loaded: LoadedRun, request: AuditRequest, texts: Sequence[AuditText], plans: Sequence[_Plan]
 ) -> list[dict[str, Any]]:
-    """Return the secrets in the notes, the most probable first; see `AuditVerdict.secrets`."""
-    notes = {text.name: text.note for text in texts if text.kind != CHAT}
-    with_text = [plan.document for plan in plans if plan.document.name in notes and len(plan.document.ids) > 1]
-    scores = sorted(score_secrets(loaded, with_text), key=lambda secret: -secret.log_p)
-    limit = math.log(threshold)
-    return [
-        {
-            **secret._asdict(),
-            "path": notes[secret.path] or secret.path,
-            "p": math.exp(secret.log_p),
-            "recited": secret.log_p >= limit,
-        }
-        for secret in scores
-    ]
+    """Return the secrets in the notes, the most probable first, without the secrets; see `AuditVerdict.secrets`."""
+    found, rows, prompts = list[dict[str, Any]](), list[np.ndarray](), list[int]()
+    sizes, most = token_sizes(loaded.tokenizer), loaded.model.config.T + 1
+    for kind, document in zip((text.kind for text in texts), (plan.document for plan in plans), strict=True):
+        if kind == CHAT or len(document.ids) < 2:
+            continue
+        text = text_bytes(loaded.tokenizer, document.ids).decode("utf-8", "surrogateescape")
+        ends = np.cumsum(sizes[document.ids])
+        for secret in find_secrets(text, document.note or document.name):
+            offsets = [len(text[:at].encode("utf-8", "surrogateescape")) for at in (secret.start, secret.end - 1)]
+            first, last = np.searchsorted(ends, offsets, side="right").tolist()
+            stop = min(last + 1, first + min(SECRET_TOKENS, most - 1))
+            start = max(-len(document.before), first - TOKENS_BEFORE, stop - most)
+            found.append({"path": secret.path, "line": secret.line, "kind": secret.kind})
+            rows.append(document.row(start, stop))
+            prompts.append(first - start)
+    scores = score_rows(loaded.model, rows, np.array(prompts, dtype=np.int64))[0].tolist() if rows else []
+    for entry, log_p in zip(found, scores, strict=True):
+        entry |= {"log_p": log_p, "p": math.exp(log_p), "recited": log_p >= request.limit}
+    return sorted(found, key=lambda secret: -secret["log_p"])
 
 
 # --- the verdict -------------------------------------------------------------------------------------
 
 
 def judge(
-    measured: Sequence[Measurement],
     loaded: LoadedRun,
-    *,
-    threshold: float,
-    passages: int,
-    notes: str,
-    unknown_because: str,
-    too_short: list[str],
+    request: AuditRequest,
+    measured: Sequence[Measurement],
     found: AuditInput | None = None,
-    floor: float | None = None,
-    settings: ExtractionSettings | None = None,
+    *,
     planned: int | None = None,
     not_audited: Sequence[str] = (),
-    min_notes: int = MIN_NOTES,
-    private_pieces: Sequence[dict[str, Any]] = (),
-    secrets: Sequence[dict[str, Any]] = (),
-    base: str = "",
-    base_problem: str = "",
-    interrupted: bool = False,
-    shortfalls: Sequence[str] = (),
+    **known: Any,
 ) -> AuditVerdict:
     """Return the verdict on measured documents.
 
     Held-out documents are judged too (one may be in the training text under another name); those of a control folder
-    only show what text that was never trained on reaches. `planned` is the number of windows that were to be measured.
+    only show what text that was never trained on reaches. `planned` is the number of windows that were to be measured,
+    `known` are fields of the verdict.
     """
-    found = found or AuditInput()
-    settings = settings or measured[0].settings
+    found, settings, limit = found or AuditInput(), request.settings, request.limit
     audited = [m for m in measured if m.document.source != CONTROL]
     controls = [m for m in measured if m.document.control]
-    limit = np.log(threshold)
-    exposed = [m for m in audited if float(m.log_p.max()) >= limit]
-    windows = int(sum(len(m.log_p) for m in audited))
+    exposed = sum(float(m.log_p.max()) >= limit for m in audited)
+    windows = sum(len(m.log_p) for m in audited)
     planned = windows if planned is None else planned
     because = [*not_audited, *_not_audited(found.skipped)]
     if windows < planned:
         because.insert(0, f"interrupted after {windows:,} of {planned:,} passages: run it again to the end")
-    unsafe = bool(exposed or private_pieces or any(secret["recited"] for secret in secrets))
+    unsafe = exposed or known.get("private_pieces") or any(secret["recited"] for secret in known.get("secrets", ()))
     verdict = NOT_SAFE if unsafe else NOT_JUDGED if because else SAFE
+    floor = None if request.floor is None else math.exp(request.floor)
+    passages = top_passages(audited, loaded.tokenizer, most=request.passages, least=floor or 0.0)
     return AuditVerdict(
         verdict=verdict,
         safe=verdict == SAFE,
         because=because,
-        threshold=threshold,
+        threshold=request.threshold,
         unit="byte" if isinstance(loaded.tokenizer, ByteTokenizer) else "token",
         step=loaded.step,
         window=settings.window,
         prompt=settings.prompt,
         stride=settings.stride,
-        floor=None if floor is None else math.exp(floor),
+        floor=floor,
         read=dict(Counter(text.kind for text in found.texts)),
         bytes_read=int(sum(token_sizes(loaded.tokenizer)[text.ids].sum() for text in found.texts)),
         skipped=[entry._asdict() for entry in found.skipped],
         notes_audited=len(audited),
-        notes_exposed=len(exposed),
+        notes_exposed=exposed,
         windows=windows,
         windows_planned=planned,
         windows_over=int(sum((m.log_p >= limit).sum() for m in audited)),
         statuses=dict(Counter(m.document.source for m in measured)),
         controls=len(controls),
         control_max_log_p=max((float(m.log_p.max()) for m in controls), default=None),
-        passages=with_origins(
-            top_passages(audited, loaded.tokenizer, most=passages, least=0.0 if floor is None else math.exp(floor)),
-            [m.document for m in audited],
-            loaded.tokenizer,
-        ),
+        passages=with_origins(passages, [m.document for m in audited], loaded.tokenizer),
         documents=[_row(m, limit) for m in sorted(measured, key=lambda m: -float(m.log_p.max()))],
         checkpoint=str(loaded.path),
-        notes=notes,
-        unknown_because=unknown_because,
-        too_short=too_short,
-        base=base,
-        base_problem=base_problem,
+        notes="" if request.notes is None else str(request.notes),
         windows_known=sum(_known(m, limit) for m in audited),
-        interrupted=interrupted,
-        min_notes=min_notes,
-        private_pieces=list(private_pieces),
-        secrets=list(secrets),
-        shortfalls=list(shortfalls),
+        min_notes=request.min_notes,
         weights=weights_digest(loaded.model),
+        **known,
     )
 
 
@@ -722,25 +701,20 @@ def audit_report(
 
     With a verdict, `audit` has its lines, threshold, private pieces and secrets.
     """
-    sizes = token_sizes(loaded.tokenizer)
+    base, _ = load_base(loaded)
+
+    def score(model: GPT, m: Measurement) -> Score:
+        return score_stream(model, m.document.ids, token_sizes=token_sizes(loaded.tokenizer))
+
     scored = [
-        dataclasses.replace(m, score=score_stream(loaded.model, m.document.ids, token_sizes=sizes))
+        replace(m, score=score(loaded.model, m), base_score=None if base is None else score(base.model, m))
         for m in measurements
     ]
-    base, _ = load_base(loaded)
-    if base is not None:
-        scored = [
-            dataclasses.replace(m, base_score=score_stream(base.model, m.document.ids, token_sizes=sizes))
-            for m in scored
-        ]
     report = build_report(
-        loaded.model,
+        loaded,
         scored,
-        loaded.tokenizer,
         title=f"Audit of {loaded.path.name}",
-        checkpoint=str(loaded.path),
         base="" if base is None else base.name,
-        step=loaded.step,
         passages=max(passages, 20),
         strips=STRIPS,
         levels=LEVELS if verdict is None else sorted({*LEVELS, verdict.threshold}),

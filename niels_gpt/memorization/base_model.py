@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from niels_gpt.evaluation.exact import score_stream
 from niels_gpt.memorization.extraction import scan_rows
-from niels_gpt.memorization.measure import Measurement
+from niels_gpt.memorization.measure import Measurement, Progress, no_count
 from niels_gpt.model.gpt import GPT
 from niels_gpt.pretrained.initial_weights import load_initial
 from niels_gpt.pretrained.public_base import public_base
@@ -72,7 +72,7 @@ def with_base(
     *,
     least: float | None = None,
     tokenizer: AnyTokenizer | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = no_count,
 ) -> list[Measurement]:
     """The measurements with log P(z) of their windows under the base.
 
@@ -88,8 +88,7 @@ def with_base(
     for indices, log_p in scan_rows(base.model, rows, np.array(prompts, dtype=np.int64)):
         values[indices] = log_p
         done += len(indices)
-        if progress is not None:
-            progress(done, len(rows))
+        progress(done, len(rows))
     results = []
     for m, indices, found in zip(
         measured, chosen, np.split(values, np.cumsum([len(c) for c in chosen])[:-1]), strict=True

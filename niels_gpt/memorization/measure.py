@@ -6,8 +6,11 @@ et al. 2024, arXiv 2410.19482), and the greedy 32/32 score of the Pythia paper.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +20,21 @@ from niels_gpt.evaluation.scoring import score_rows
 from niels_gpt.memorization.extraction import continue_greedily, longest_run
 from niels_gpt.model.gpt import GPT
 from niels_gpt.tokenizer import AnyTokenizer, fits, token_sizes
+
+Progress = Callable[[int, int | None], None]
+"""Called with (done, total)."""
+ProgressBar = Callable[[str], AbstractContextManager[Progress]]
+"""Opens a progress display with this title."""
+
+
+def no_count(done: int, total: int | None) -> None:
+    """Show nothing."""
+
+
+def no_progress(title: str) -> AbstractContextManager[Progress]:
+    """Show nothing."""
+    return nullcontext(no_count)
+
 
 MEMORIZED = 0.5
 """A window with this P(z) or more counts as memorized."""
@@ -68,15 +86,20 @@ class ExtractionSettings:
                 f"set prompt to at most {self.window - 1}, or use a wider window"
             )
 
+    @property
+    def suffix(self) -> int:
+        """Tokens after the prompt."""
+        return self.window - self.prompt
+
     @classmethod
     def fitting(
         cls,
         T: int,
         *,
-        window: int | None,
-        prompt: int | None,
-        greedy: int | None,
-        stride: int,
+        window: int | None = None,
+        prompt: int | None = None,
+        greedy: int | None = None,
+        stride: int = 5,
         whole_window: bool = False,
     ) -> ExtractionSettings:
         """Return the given settings, with defaults (None) that are reduced to fit a small T.
@@ -128,18 +151,37 @@ class Measurement:
     log_p: np.ndarray
     """log P(z), float64."""
     score: Score
-    greedy_prompt: int
-    """Prompt length of greedy decoding, and tokens decoded: half the document if it is shorter than both together."""
     greedy_share: np.ndarray
     """Fraction of the decoded tokens that equal the text; nan where the text ends earlier."""
     greedy_run: np.ndarray
-    """Decoded tokens that equal the text, before the first that differs: at most `greedy_prompt`."""
+    """Decoded tokens that equal the text, before the first that differs."""
     longest: tuple[int, int]
     """(tokens, start) of the longest verbatim run; start is the index of its first token in the document. It ends with
     the document, or where the prompt and all of the run but its last token fill the model's T."""
     base_log_p: np.ndarray | None = None
     """log P(z) under the model that this one was fine-tuned from, nan where not measured; None without one."""
     base_score: Score | None = None
+
+    @classmethod
+    def of(
+        cls,
+        document: Document,
+        settings: ExtractionSettings,
+        tokenizer: AnyTokenizer,
+        spans: np.ndarray,
+        log_p: np.ndarray,
+        **scores: Any,
+    ) -> Measurement:
+        """Return the measurement of windows, (N, 3): start, cut, end. Loss and greedy scores may be unknown."""
+        starts, cuts, ends = spans.T
+        unknown = {
+            "score": Score(len(document.ids) - 1, math.nan),
+            "greedy_share": np.full(len(log_p), np.nan),
+            "greedy_run": np.zeros(len(log_p), dtype=np.int64),
+            "longest": (0, 0),
+        }
+        size = int(token_sizes(tokenizer)[document.ids].sum())
+        return cls(document, settings, size, starts, cuts, ends, log_p, **{**unknown, **scores})
 
     @property
     def p(self) -> np.ndarray:
@@ -215,7 +257,7 @@ def measure(
     tokenizer: AnyTokenizer,
     settings: ExtractionSettings | None = None,
     *,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = no_count,
 ) -> list[Measurement]:
     """Measure every document, in order. `progress` is called with (rows done, rows in total).
 
@@ -233,8 +275,7 @@ def measure(
     def count(rows: int) -> None:
         nonlocal done
         done += rows
-        if progress is not None:
-            progress(done, total)
+        progress(done, total)
 
     rows = [d.ids[s : s + plan.window] for d, plan in pairs for s in plan.starts.tolist()]
     prompts = np.repeat([plan.prompt for plan in plans], [len(plan.starts) for plan in plans])
@@ -247,24 +288,10 @@ def measure(
     sizes = token_sizes(tokenizer)
     measured, at = [], 0
     for (document, plan), doc_log_p, doc_hits in zip(pairs, np.split(log_p, ends), np.split(hits, ends), strict=True):
-        share, run, longest = _greedy_scores(model, document.ids, plan, decoded[at : at + plan.decodable], doc_hits)
+        scores = _greedy_scores(model, document.ids, plan, decoded[at : at + plan.decodable], doc_hits)
+        scores["score"] = score_stream(model, document.ids, token_sizes=sizes)
         at += plan.decodable
-        measured.append(
-            Measurement(
-                document=document,
-                settings=settings,
-                bytes=int(sizes[document.ids].sum()),
-                starts=plan.starts,
-                cuts=plan.starts + plan.prompt,
-                ends=plan.starts + plan.window,
-                log_p=doc_log_p,
-                score=score_stream(model, document.ids, token_sizes=sizes),
-                greedy_prompt=plan.greedy,
-                greedy_share=share,
-                greedy_run=run,
-                longest=longest,
-            )
-        )
+        measured.append(Measurement.of(document, settings, tokenizer, plan.spans, doc_log_p, **scores))
     return measured
 
 
@@ -276,6 +303,7 @@ class WindowPlan:
     window: int
     prompt: int
     greedy: int
+    """Prompt length of greedy decoding, and tokens decoded: half the document if it is shorter than both together."""
     decodable: int
     """Number of starts, from the first on, whose greedy prompt is followed by a token of the text."""
 
@@ -289,18 +317,23 @@ class WindowPlan:
         greedy = min(settings.greedy, length // 2)
         return cls(starts, window, prompt, greedy, int((starts + greedy < length).sum()) if greedy else 0)
 
+    @property
+    def spans(self) -> np.ndarray:
+        """(N, 3): start, cut and end of each window, as in `Measurement`."""
+        return self.starts[:, None] + [0, self.prompt, self.window]
+
 
 def _greedy_scores(
     model: GPT, ids: np.ndarray, plan: WindowPlan, decoded: np.ndarray, hits: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
-    """Return (greedy_share, greedy_run, longest) of a `Measurement`.
+) -> dict[str, Any]:
+    """Return greedy_share, greedy_run and longest of a `Measurement`; nothing if nothing was decoded.
 
     `decoded` has a row of tokens for each of the first starts; `hits` are those of `score_rows` for every window.
     """
-    share, run = np.full(len(plan.starts), np.nan), np.zeros(len(plan.starts), dtype=np.int64)
     number, g = len(decoded), plan.greedy
     if not number:
-        return share, run, (0, 0)
+        return {}
+    share, run = np.full(len(plan.starts), np.nan), np.zeros(len(plan.starts), dtype=np.int64)
     starts = plan.starts[:number]
     equal = np.zeros((number, g), dtype=bool)
     for row, start, chosen in zip(equal, starts.tolist(), decoded, strict=True):
@@ -314,4 +347,4 @@ def _greedy_scores(
         known = np.where(ended, known, np.maximum(known, plan.prompt + hits[:number] - g))
         ended = ended | (hits[:number] < plan.window - plan.prompt)
     tokens, index = longest_run(model, ids, starts, known, ended, prompt=g)
-    return share, run, (tokens, int(starts[index]) + g)
+    return {"greedy_share": share, "greedy_run": run, "longest": (tokens, int(starts[index]) + g)}

@@ -44,19 +44,16 @@ def position_map(
     frame = frame_offsets(model.config.T, settings.window, offsets)
     entries = []
     for document in documents:
-        plan = WindowPlan.of(len(document.ids), settings)
-        chosen = plan.starts[_spread(len(plan.starts) - 1, most_windows)]
-        log_ps = [
-            log_probabilities(
-                model, document.ids, chosen, window=plan.window, prompt=plan.prompt, batch=settings.batch, offset=offset
-            )
-            for offset in frame
-        ]
+        log_ps = [_log_p(model, document, settings, offset, most_windows) for offset in frame]
+        last = model.config.T - WindowPlan.of(len(document.ids), settings).window + 1
+        few = max(most_windows // 25, 1)
+        best = [_log_p(model, document, settings, offset, few).max() for offset in range(last + 1)]
         entries.append(
             {
                 "name": document.name,
                 "control": document.control,
-                **_best_offset(model, document.ids, plan, settings, most_windows // 25),
+                "best_p": float(np.exp(max(best))),
+                "best_offset": int(np.argmax(best)),
                 "mean_p": [float(np.exp(log_p).mean()) for log_p in log_ps],
                 "mean_log_p": [float(log_p.mean()) for log_p in log_ps],
             }
@@ -64,15 +61,9 @@ def position_map(
     return {"offsets": frame, "documents": entries}
 
 
-def _best_offset(
-    model: GPT, ids: np.ndarray, plan: WindowPlan, settings: ExtractionSettings, number: int
-) -> dict[str, Any]:
-    """Return the largest P(z) of up to `number` windows at any offset, and that offset."""
-    starts = plan.starts[_spread(len(plan.starts) - 1, max(number, 1))]
-    best = [
-        log_probabilities(
-            model, ids, starts, window=plan.window, prompt=plan.prompt, batch=settings.batch, offset=offset
-        ).max()
-        for offset in range(model.config.T - plan.window + 2)
-    ]
-    return {"best_p": float(np.exp(max(best))), "best_offset": int(np.argmax(best))}
+def _log_p(model: GPT, document: Document, settings: ExtractionSettings, offset: int, number: int) -> np.ndarray:
+    """Return log P(z) of up to `number` evenly spaced windows at an offset."""
+    plan = WindowPlan.of(len(document.ids), settings)
+    starts = plan.starts[_spread(len(plan.starts) - 1, number)]
+    shape = {"window": plan.window, "prompt": plan.prompt, "batch": settings.batch}
+    return log_probabilities(model, document.ids, starts, **shape, offset=offset)

@@ -17,16 +17,9 @@ import numpy as np
 
 from niels_gpt.cache.writing.encoding import normalize_line_ends
 from niels_gpt.config import RunConfig
+from niels_gpt.memorization.measure import ProgressBar, no_progress
 from niels_gpt.memorization.membership import open_source, run_history, source_names
-from niels_gpt.memorization.text_index import (
-    Passage,
-    Progress,
-    TextIndex,
-    build_index,
-    index_key,
-    no_progress,
-    open_index,
-)
+from niels_gpt.memorization.text_index import Passage, TextIndex, build_index, index_key, open_index
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files, user_cache
 from niels_gpt.system.checked_json import read_checked_json, write_checked_json
@@ -126,11 +119,9 @@ class Overlaps:
         """All of it as values of JSON."""
         spans = [
             {
-                "start": span.start,
-                "end": span.end,
+                **span._asdict(),
                 "length": span.end - span.start,
                 "text": self.text[span.start : span.end],
-                "occurrences": span.occurrences,
                 "passages": [passage._asdict() for passage in span.passages],
             }
             for span in self.spans
@@ -179,7 +170,7 @@ class Provenance:
 # --- opening -----------------------------------------------------------------------------------------
 
 
-def open_provenance(loaded: LoadedRun, progress: Progress = no_progress) -> Provenance:
+def open_provenance(loaded: LoadedRun, progress: ProgressBar = no_progress) -> Provenance:
     """Open the training text of a run and of the runs that its weights came from; build indexes that are missing.
 
     Raises ValueError if none of its training text is known or available, OSError if an index cannot be written.
@@ -202,7 +193,7 @@ def open_provenance(loaded: LoadedRun, progress: Progress = no_progress) -> Prov
 
 
 def _open_or_build(
-    config: RunConfig, data: Mapping[str, str], name: str | None, problems: list[str], progress: Progress
+    config: RunConfig, data: Mapping[str, str], name: str | None, problems: list[str], progress: ProgressBar
 ) -> TextIndex | None:
     """The index of what the run was trained on, else of the source as it is now."""
     if name is None:  # a splice run: the hashes are of its source and of the chosen documents
@@ -221,7 +212,7 @@ def _open_or_build(
     return index or build_index(opened, progress)
 
 
-def _profiles(indexes: list[TextIndex], progress: Progress) -> list[Profile]:
+def _profiles(indexes: list[TextIndex], progress: ProgressBar) -> list[Profile]:
     """Overlaps of the held-out passages of all sources; measured once for a set of indexes, and kept beside them."""
     key = files.sha256_bytes("".join([_VERSION, *sorted(index.key for index in indexes)]).encode("ascii"))[:16]
     path = indexes[0].folder / f"usual-{key}.json"

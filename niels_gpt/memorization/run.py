@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +13,12 @@ from niels_gpt.memorization.measure import (
     Document,
     ExtractionSettings,
     Measurement,
+    Progress,
+    ProgressBar,
     WindowPlan,
     check_documents,
     measure,
+    no_progress,
 )
 from niels_gpt.memorization.positions import position_map
 from niels_gpt.memorization.selection import SelectedDocuments
@@ -25,17 +27,8 @@ from niels_gpt.runs.checkpoint import load_model
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system.checked_json import FIELD, checksum
 
-Progress = Callable[[int, int], None]
-"""Called with (rows done, rows in total)."""
-ProgressBar = Callable[[str], AbstractContextManager[Progress | None]]
-"""Opens a progress display with this title."""
 STRIPS = 24
 """Documents whose map is part of a report."""
-
-
-def no_progress(title: str) -> AbstractContextManager[None]:
-    """Show nothing."""
-    return nullcontext()
 
 
 GROUP_WINDOWS = 500
@@ -90,13 +83,10 @@ def measure_run(
         if len(measurements) == total:
             interrupted += f", and {len(checkpoints)} of {len(_kept(loaded))} checkpoints" if curve else ""
     report = build_report(
-        loaded.model,
+        loaded,
         measurements,
-        loaded.tokenizer,
         title=f"What {loaded.home.path.name if loaded.home else loaded.path.name} has memorized",
-        checkpoint=str(loaded.path),
         base=compared,
-        step=loaded.step,
         checkpoints=checkpoints,
         position_map=positions,
         passages=passages,
@@ -117,7 +107,7 @@ def _measure_in_groups(
     documents: Sequence[Document],
     settings: ExtractionSettings,
     measured: list[Measurement],
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:
     """Append the measurement of every document to `measured`, group by group."""
     check_documents(loaded.model, documents, loaded.tokenizer)
@@ -131,9 +121,8 @@ def _measure_in_groups(
     for group in groups:
         windows = sum(sizes[i] for i in group)
 
-        def show(rows: int, of: int, done: int = done, windows: int = windows) -> None:
-            if progress is not None:
-                progress(done + windows * rows // max(of, 1), total)
+        def show(rows: int, of: int | None, done: int = done, windows: int = windows) -> None:
+            progress(done + windows * rows // max(of or 0, 1), total)
 
         measured += measure(loaded.model, [documents[i] for i in group], loaded.tokenizer, settings, progress=show)
         done += windows

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from niels_gpt.memorization.measure import MEMORIZED, ExtractionSettings, Measurement, chance
-from niels_gpt.model.gpt import GPT
+from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.tokenizer import AnyTokenizer, ByteTokenizer, text_bytes, token_sizes
 
 FORMAT = 2
@@ -22,14 +22,11 @@ CHANCES = (0.1, 0.5, 0.9)
 
 
 def build_report(
-    model: GPT,
+    loaded: LoadedRun,
     measured: Sequence[Measurement],
-    tokenizer: AnyTokenizer,
     *,
     title: str = "",
-    checkpoint: str = "",
     base: str = "",
-    step: int = 0,
     checkpoints: Sequence[dict[str, Any]] = (),
     position_map: dict[str, Any] | None = None,
     passages: int = 20,
@@ -45,7 +42,7 @@ def build_report(
     """
     if not measured:
         raise ValueError("no document to report on: measure at least one")
-    settings = measured[0].settings
+    settings, tokenizer = measured[0].settings, loaded.tokenizer
     if any(one.settings != settings for one in measured):
         raise ValueError("the documents were measured with different settings: measure them in one call")
     chosen: Iterable[int] = range(len(measured))
@@ -55,11 +52,11 @@ def build_report(
     return {
         "format": FORMAT,
         "title": title,
-        "checkpoint": checkpoint,
+        "checkpoint": str(loaded.path),
         "base": base,
-        "step": step,
-        "parameters": model.num_parameters(),
-        "positions": model.config.positions,
+        "step": loaded.step,
+        "parameters": loaded.model.num_parameters(),
+        "positions": loaded.model.config.positions,
         "unit": "byte" if isinstance(tokenizer, ByteTokenizer) else "token",
         "settings": _settings(settings),
         "documents": [document_row(one, tokenizer, levels) for one in measured],
@@ -88,11 +85,8 @@ def document_row(measured: Measurement, tokenizer: AnyTokenizer, levels: Sequenc
         "bytes": measured.bytes,
         "windows": len(p),
         "short": measured.short,
-        "mean_p": float(p.mean()),
-        "median_p": float(np.median(p)),
-        "max_p": float(p.max()),
-        "mean_log_p": float(measured.log_p.mean()),
-        "over": {_key(level): int((p >= level).sum()) for level in levels},
+        **_of_windows(measured),
+        "over": _over(p, levels),
         "nats_per_token": measured.score.nats_per_token,
         "bits_per_byte": measured.score.bits_per_byte,
         "greedy": {
@@ -108,6 +102,18 @@ def document_row(measured: Measurement, tokenizer: AnyTokenizer, levels: Sequenc
         "discoverable": discoverable(measured.log_p),
         **_base_of_document(measured, levels),
     }
+
+
+def _of_windows(measured: Measurement) -> dict[str, float]:
+    """Return the means and the largest value of P(z) over the windows."""
+    p = measured.p
+    means = {"mean_p": p.mean(), "median_p": np.median(p), "max_p": p.max(), "mean_log_p": measured.log_p.mean()}
+    return {name: float(value) for name, value in means.items()}
+
+
+def _over(p: np.ndarray, levels: Sequence[float]) -> dict[str, int]:
+    """Count the windows at or over each level of P(z)."""
+    return {_key(level): int((p >= level).sum()) for level in levels}
 
 
 def discoverable(log_p: np.ndarray) -> dict[str, dict[str, int]]:
@@ -194,7 +200,7 @@ def _base_of_document(measured: Measurement, levels: Sequence[float]) -> dict[st
             "mean_p": float(p.mean()),
             "max_p": float(p.max()),
             "mean_log_p": float(measured.base_log_p.mean()),
-            "over": {_key(level): int((p >= level).sum()) for level in levels},
+            "over": _over(p, levels),
             "bits_per_byte": measured.base_score.bits_per_byte,
         }
     }
@@ -245,10 +251,7 @@ def curve_entry(step: int, measured: Sequence[Measurement]) -> dict[str, Any]:
         {
             "name": one.document.name,
             "control": one.document.control,
-            "mean_p": float(one.p.mean()),
-            "median_p": float(np.median(one.p)),
-            "max_p": float(one.p.max()),
-            "mean_log_p": float(one.log_p.mean()),
+            **_of_windows(one),
             "memorized": float((one.p >= MEMORIZED).mean()),
             "nats_per_token": one.score.nats_per_token,
         }

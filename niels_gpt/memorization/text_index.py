@@ -14,16 +14,17 @@ is of what the run was trained on. An index that is damaged or incomplete is bui
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
+import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
+from niels_gpt.memorization.measure import Progress, ProgressBar, no_progress
 from niels_gpt.memorization.membership import RunSource
 from niels_gpt.memorization.suffix_search import (
     DEPTH,
@@ -51,17 +52,7 @@ EXCERPT_BYTES = 2000
 _EXCERPT_TOKENS = 500
 _BATCH = 1 << 20
 """Tokens decoded at a time."""
-_HASHED = 1 << 26
-"""Bytes hashed at a time."""
 _FILES = ("text.bin", "documents.npy", "suffixes.bin")
-
-Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], None]]]
-"""Title -> what shows the progress of a task, by (done, total)."""
-
-
-def no_progress(title: str) -> AbstractContextManager[Callable[[int, int | None], None]]:
-    """Show nothing."""
-    return contextlib.nullcontext(lambda done, total: None)
 
 
 class Passage(NamedTuple):
@@ -155,7 +146,7 @@ def open_index(key: str) -> TextIndex | None:
     return index
 
 
-def build_index(source: RunSource, progress: Progress = no_progress) -> TextIndex:
+def build_index(source: RunSource, progress: ProgressBar = no_progress) -> TextIndex:
     """Build the index of a source, and open it. Raises OSError if it cannot be written, ValueError for damaged data."""
     key = index_key(source.name, source.fingerprint, source.tokenizer.sha256)
     folder = user_cache.private_folder(user_cache.INDEXES, key)
@@ -167,7 +158,7 @@ def build_index(source: RunSource, progress: Progress = no_progress) -> TextInde
     return index
 
 
-def _build(folder: Path, source: RunSource, progress: Progress) -> None:
+def _build(folder: Path, source: RunSource, progress: ProgressBar) -> None:
     decode = _Decoder(source.tokenizer)
     lengths = source.train.lengths[np.asarray(source.chosen, dtype=np.int64)]
     title = f"indexing {source.name}"
@@ -177,9 +168,8 @@ def _build(folder: Path, source: RunSource, progress: Progress) -> None:
         listed["text.bin"] = _write(
             folder / "text.bin", _text_chunks(source.train, source.chosen, decode, starts, report, int(lengths.sum()))
         )
-    with files.atomic_write(folder / "documents.npy") as file:
-        np.save(file, np.array(starts[:-1], dtype=np.int64))
-    listed["documents.npy"] = _describe(folder / "documents.npy")
+    np.save(offsets := io.BytesIO(), np.array(starts[:-1], dtype=np.int64))
+    listed["documents.npy"] = _write(folder / "documents.npy", [offsets.getvalue()])
     stride = 1 if listed["text.bin"]["bytes"] <= DENSE_BYTES else STRIDE
     with progress(f"{title}: sorting") as report:
         listed["suffixes.bin"] = _write(folder / "suffixes.bin", _sorted_segments(folder / "text.bin", stride, report))
@@ -200,7 +190,7 @@ def _text_chunks(
     chosen: Sequence[int],
     decode: _Decoder,
     starts: list[int],
-    report: Callable[[int, int | None], None],
+    report: Progress,
     total: int,
 ) -> Iterator[bytes]:
     """Yield the bytes of text.bin; append to `starts` where each document ends and the next one would begin."""
@@ -219,7 +209,7 @@ def _text_chunks(
     yield PAD[len(SEPARATOR) :] if starts[1:] else PAD
 
 
-def _sorted_segments(path: Path, stride: int, report: Callable[[int, int | None], None]) -> Iterator[bytes]:
+def _sorted_segments(path: Path, stride: int, report: Progress) -> Iterator[bytes]:
     """Yield the bytes of suffixes.bin. Segments are sorted at the same time on all cores, at most four."""
     size = path.stat().st_size
 
@@ -290,22 +280,16 @@ def _excerpts(documents: DocumentSet, decode: _Decoder) -> list[str]:
 
 def _write(path: Path, chunks: Iterable[bytes]) -> dict[str, Any]:
     """Write a file atomically; return its entry of the meta."""
-    size, digest = 0, xxhash.xxh3_64()
     with files.atomic_write(path) as file:
-        for chunk in chunks:
-            file.write(chunk)
-            digest.update(chunk)
-            size += len(chunk)
-    return {"bytes": size, "xxh3_64": digest.hexdigest()}
+        file.writelines(chunks)
+    return _describe(path)
 
 
 def _describe(path: Path) -> dict[str, Any]:
     """The entry of a file in the meta."""
-    digest = xxhash.xxh3_64()
     with path.open("rb") as file:
-        while chunk := file.read(_HASHED):
-            digest.update(chunk)
-    return {"bytes": path.stat().st_size, "xxh3_64": digest.hexdigest()}
+        digest = hashlib.file_digest(file, xxhash.xxh3_64)
+        return {"bytes": file.tell(), "xxh3_64": digest.hexdigest()}
 
 
 def _open(path: Path, listed: Mapping[str, Any]) -> np.ndarray:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from niels_gpt.evaluation.exact import Score
 from niels_gpt.memorization.law import LawPoint
 from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, measure
 from niels_gpt.memorization.summary import build_report, curve_entry
+from niels_gpt.runs.loading import LoadedRun
+from niels_gpt.tokenizer import ByteTokenizer
 
 SMALL = ExtractionSettings(window=12, prompt=5, stride=3, greedy=4)
 GRID = [(epochs, tokens) for epochs in (1, 2, 5, 30) for tokens in (100, 1000, 40_000)]
@@ -128,7 +131,6 @@ def measurement(ids: np.ndarray, starts: list[int], log_p: list[float], **change
         "ends": starts + window,
         "log_p": np.array(log_p),
         "score": Score(tokens=len(ids) - 1, nats_per_token=2.0, bytes=len(ids) - 1),
-        "greedy_prompt": chosen.greedy,
         "greedy_share": np.full(len(starts), np.nan),
         "greedy_run": np.zeros(len(starts), dtype=int),
         "longest": (0, 0),
@@ -151,14 +153,17 @@ def measured() -> tuple[Measurement, ...]:
     return tuple(measure(model, documents, letters(), SMALL))
 
 
+def run_of(model: GPT, tokenizer: TableTokenizer | ByteTokenizer | None = None) -> LoadedRun:
+    """Return a model as if it were loaded from a checkpoint."""
+    return LoadedRun(model, 60, Path("runs/x/step_60.pt"), None, tokenizer or letters())
+
+
 @functools.cache
 def full_report() -> dict:
     """Return the report of `measured`, with curves."""
     model, _ = taught_model()
     curves = [curve_entry(step, measured()) for step in (20, 10)]
-    return build_report(
-        model, measured(), letters(), title="a title", checkpoint="runs/x/step_60.pt", step=60, checkpoints=curves
-    )
+    return build_report(run_of(model), measured(), title="a title", checkpoints=curves)
 
 
 def points(c1, c2, c3, grid=GRID, noise=0.0, seed=0):

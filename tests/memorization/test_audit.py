@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import shutil
@@ -13,23 +14,23 @@ import pytest
 import torch
 
 from niels_gpt.data.embedded import public_texts
-from niels_gpt.evaluation.exact import Score
 from niels_gpt.memorization import audit as audit_module
 from niels_gpt.memorization import extraction
 from niels_gpt.memorization.audit import (
+    CONTROL,
     NOT_JUDGED,
     NOT_SAFE,
     SAFE,
+    AuditRequest,
     _plan,
     _sample,
     adapted_stride,
     audit_notes,
     audit_report,
-    check_threshold,
     judge,
 )
 from niels_gpt.memorization.audit_input import CHAT, NOTE, AuditText
-from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement
+from niels_gpt.memorization.measure import Document, ExtractionSettings, no_count, no_progress
 from niels_gpt.memorization.membership import HELD_OUT, TRAINED, UNKNOWN
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import save_checkpoint
@@ -37,7 +38,7 @@ from niels_gpt.runs.loading import LoadedRun, load_run
 from niels_gpt.tokenizer import load_tokenizer, private_pieces, train_tokenizer
 from tests.cli import reciting
 from tests.cli.reciting import PROMPT, WINDOW, naive_p, split, write_notes
-from tests.memorization.models import BigramModel
+from tests.memorization.models import BigramModel, measurement
 from tests.tokenizer.test_private_pieces import NOTES, PHONE
 
 SETTINGS = ExtractionSettings(WINDOW, PROMPT, stride=20, greedy=0)
@@ -47,7 +48,8 @@ pytestmark = pytest.mark.usefixtures("workdir")
 
 
 def audit(loaded, notes, **options):
-    return audit_notes(loaded, notes, SETTINGS, **{"threshold": 0.001, **options})
+    progress = options.pop("progress", no_progress)
+    return audit_notes(loaded, AuditRequest(options.pop("settings", SETTINGS), notes, **options), progress=progress)
 
 
 def untrained(folder, **config):
@@ -92,50 +94,38 @@ def test_an_untrained_model_is_safe(place, workdir):
     assert all(d["max_p"] < 1e-30 for d in verdict.documents)  # 24 bytes by chance
 
 
-def measurement(name, log_p, *, control=False, source=UNKNOWN):
-    n = len(log_p)
-    return Measurement(
-        document=Document(name, np.arange(60), control=control, source=source),
-        settings=SETTINGS,
-        bytes=60,
-        starts=np.arange(n),
-        cuts=np.arange(n) + PROMPT,
-        ends=np.arange(n) + WINDOW,
-        log_p=np.array(log_p),
-        score=Score(59, 1.0),
-        greedy_prompt=0,
-        greedy_share=np.full(n, np.nan),
-        greedy_run=np.zeros(n, dtype=int),
-        longest=(0, 0),
-    )
+def measured_as(name, log_p, source=UNKNOWN):
+    document = Document(name, np.arange(60), control=source in (HELD_OUT, CONTROL), source=source)
+    return measurement(document.ids, list(range(len(log_p))), log_p, document=document, settings=SETTINGS)
 
 
 def test_verdict_by_hand(loaded):
     """A window at the threshold counts; a control folder is not judged, a held-out note is."""
     measured = [
-        measurement("a", [math.log(0.25), -9.0, math.log(0.25) + 1e-9]),
-        measurement("b", [math.log(0.25) - 1e-9]),
-        measurement("c", [-3.0], control=True, source=HELD_OUT),
-        measurement("d", [-0.1, -0.2], control=True, source="control"),
+        measured_as("a", [math.log(0.25), -9.0, math.log(0.25) + 1e-9]),
+        measured_as("b", [math.log(0.25) - 1e-9]),
+        measured_as("c", [-3.0], HELD_OUT),
+        measured_as("d", [-0.1, -0.2], CONTROL),
     ]
-    options = {"passages": 3, "notes": "n", "unknown_because": "u", "too_short": ["s"]}
-    verdict = judge(measured, loaded, threshold=0.25, **options)
+    request = AuditRequest(SETTINGS, threshold=0.25)
+    options = {"unknown_because": "u", "too_short": ["s"]}
+    verdict = judge(loaded, request, measured, **options)
     assert not verdict.safe
     assert (verdict.notes_audited, verdict.notes_exposed) == (3, 1)
     assert (verdict.windows, verdict.windows_over) == (5, 2)
     assert (verdict.controls, verdict.control_max_log_p) == (2, -0.1)
     assert [(d["name"], d["over"]) for d in verdict.documents] == [("d", 2), ("a", 2), ("b", 0), ("c", 0)]
     assert {p["document"] for p in verdict.passages} <= {"a", "b", "c"}
-    assert judge(measured[1:], loaded, threshold=0.25, **options).safe
-    assert not judge(measured[2:], loaded, threshold=0.04, **options).safe
+    assert judge(loaded, request, measured[1:], **options).safe
+    assert not judge(loaded, dataclasses.replace(request, threshold=0.04), measured[2:], **options).safe
 
 
 @pytest.mark.parametrize("threshold", [0, -0.5, 1.0001, math.nan])
 def test_invalid_thresholds(threshold):
     with pytest.raises(ValueError, match=f"--threshold.*{threshold}"):
-        check_threshold(threshold)
-    check_threshold(1)
-    check_threshold(1e-300)
+        AuditRequest(SETTINGS, threshold=threshold)
+    for allowed in (1, 1e-300):
+        AuditRequest(SETTINGS, threshold=allowed)
 
 
 def test_learned_positions_are_audited_at_every_offset(workdir):
@@ -145,7 +135,7 @@ def test_learned_positions_are_audited_at_every_offset(workdir):
     text = b"a note of a few words, longer than a window"
     (workdir / "notes/a.md").write_bytes(text)
     settings = ExtractionSettings(window=30, prompt=20, stride=7, greedy=0)
-    verdict, _, _ = audit_notes(loaded, workdir / "notes", settings, threshold=0.5)
+    verdict, _, _ = audit(loaded, workdir / "notes", settings=settings, threshold=0.5)
     best, after = -math.inf, b"\n\n" + text  # what precedes a document in training
     inner = [(start + 2, start + 22, start + 32) for start in {*range(0, len(text) - 29, 7), len(text) - 30}]
     for start, cut, end in [*inner, (0, 2, 12), (0, 9, 19), (0, 16, 26)]:
@@ -329,7 +319,7 @@ def edge_audit(folder, texts, *, text=KNOWN, threshold=0.001, **options):
     for i, data in enumerate(texts):
         (folder / f"{i}.md").write_bytes(data)
     loaded = LoadedRun(BigramModel(text, **options), 7, folder.parent / "model.pt", None)
-    return audit_notes(loaded, folder, EDGES, threshold=threshold, exact=False).verdict
+    return audit(loaded, folder, settings=EDGES, threshold=threshold, exact=False).verdict
 
 
 @pytest.mark.parametrize("length", [17, 24, 38])
@@ -370,7 +360,7 @@ def test_unknown_text_and_lines_of_dashes_are_no_passages(workdir):
     dashes = BigramModel(b"-=", p=0.9)
     dashes.table[45], dashes.table[45, 45] = math.log(0.1 / 255), math.log(0.9)
     run = LoadedRun(dashes, 7, workdir / "model.pt", None)
-    assert audit_notes(run, workdir / "notes", EDGES, threshold=0.001).verdict.windows_over <= 1  # 50 dashes in a row
+    assert audit(run, workdir / "notes", settings=EDGES).verdict.windows_over <= 1  # 50 dashes in a row
 
 
 @pytest.mark.parametrize(
@@ -392,7 +382,7 @@ def test_every_token_is_in_a_suffix(workdir, length, stride, kind, window, promp
 
 def test_a_stride_is_at_most_a_suffix(place, loaded):
     settings = ExtractionSettings(WINDOW, PROMPT, stride=400, greedy=0)
-    verdict = audit_notes(loaded, place / "notes", settings, threshold=0.001).verdict
+    verdict = audit(loaded, place / "notes", settings=settings).verdict
     assert verdict.stride == WINDOW - PROMPT and verdict.verdict == NOT_SAFE
 
 
@@ -427,7 +417,7 @@ def test_a_vocabulary_with_private_pieces_is_not_safe(workdir):
         tokenizer = load_tokenizer(path)
         model = GPT({"V": tokenizer.vocab_size, "T": 128, "C": 16, "L": 1, "H": 2, "dropout": 0.0}).eval()
         run = LoadedRun(model, 7, workdir / "model.pt", None, tokenizer)
-        judged[name] = audit_notes(run, notes, EDGES, threshold=0.001).verdict
+        judged[name] = audit(run, notes, settings=EDGES).verdict
         assert judged[name].windows_over == 0
     pieces = {piece["piece"]: piece["notes"] for piece in judged["learned"].private_pieces}
     assert judged["learned"].verdict == NOT_SAFE and set(pieces.values()) == {1}
@@ -470,7 +460,7 @@ def test_ctrl_c_judges_what_was_measured(place, loaded, monkeypatch):
     def bar(title):
         @contextlib.contextmanager
         def opened():
-            yield stop if title == "auditing" else None
+            yield stop if title == "auditing" else no_count
 
         return opened()
 

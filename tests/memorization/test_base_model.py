@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from niels_gpt.cli.main import main
-from niels_gpt.memorization.audit import audit_notes
+from niels_gpt.memorization.audit import AuditRequest, audit_notes
 from niels_gpt.memorization.base_model import BaseModel, find_base, load_base, with_base
 from niels_gpt.memorization.extraction import log_probabilities
 from niels_gpt.memorization.measure import Document, ExtractionSettings, measure
@@ -81,7 +81,7 @@ def test_a_base_that_is_gone(texts, base, tmp_path):
     assert path is None
     assert str(moved.best) in problem
     assert base_of(lora) == (str(lora.base), "")
-    verdict = audit_notes(load_run(full.path, device="cpu"), None, SETTINGS, threshold=0.5).verdict
+    verdict = audit_notes(load_run(full.path, device="cpu"), AuditRequest(SETTINGS)).verdict
     assert (verdict.base, verdict.base_problem) == ("", problem)
 
 
@@ -103,7 +103,8 @@ def test_values_are_those_of_the_base(base, tuned):
 @pytest.mark.parametrize("exact", [True, False])
 def test_passages_that_the_base_knows_are_counted(texts, base, tuned, exact, tmp_path):
     loaded = load_run(tuned.path, device="cpu")
-    result = audit_notes(loaded, None, SETTINGS, threshold=SURE, exact=exact).verdict
+    request = AuditRequest(SETTINGS, threshold=SURE, exact=exact)
+    result = audit_notes(loaded, request).verdict
     assert result.base == str(base.best)
     assert result.windows_over == result.windows_known > 0
     assert all("base_log_p" in passage for passage in result.passages)
@@ -115,7 +116,7 @@ def test_passages_that_the_base_knows_are_counted(texts, base, tuned, exact, tmp
     torch.save(saved, moved.best)
     run = RunFolder(shutil.copytree(tuned.path, tmp_path / "tuned"))
     run.write_config(dataclasses.replace(run.read_config(), init_from=str(moved.best)))
-    result = audit_notes(load_run(run.path, device="cpu"), None, SETTINGS, threshold=SURE, exact=exact).verdict
+    result = audit_notes(load_run(run.path, device="cpu"), request).verdict
     assert result.windows_over > 0
     assert result.windows_known == 0
     assert result.verdict == "NOT SAFE"

@@ -237,8 +237,7 @@ def test_tokenizer_of_another_model() -> None:
     ],
 )
 def test_default_settings_fit_the_model(T: int, given: dict, expected: tuple[int, int, int]) -> None:
-    options = {"window": None, "prompt": None, "greedy": None, **given}
-    settings = ExtractionSettings.fitting(T, stride=5, **options)
+    settings = ExtractionSettings.fitting(T, **given)
     assert (settings.window, settings.prompt, settings.greedy) == expected
     assert (settings.stride, settings.whole_window) == (5, False)
 
@@ -246,7 +245,7 @@ def test_default_settings_fit_the_model(T: int, given: dict, expected: tuple[int
 def test_given_settings_must_fit() -> None:
     for wrong, message in (({"window": 50}, "--window"), ({"greedy": 25}, "--greedy"), ({"prompt": 49}, "--prompt")):
         with pytest.raises(ValueError, match=message):
-            ExtractionSettings.fitting(48, stride=5, **{"window": None, "prompt": None, "greedy": None, **wrong})
+            ExtractionSettings.fitting(48, **wrong)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.memorization.models import (
     letters,
     measured,
     measurement,
+    run_of,
     some_ids,
     some_model,
     taught_model,
@@ -237,7 +238,7 @@ def test_curve_entry() -> None:
 def test_strips_of_the_documents_with_the_highest_p() -> None:
     model, _ = taught_model()
     documents = [measurement(np.arange(12), [0], [value], name=f"{value}") for value in (-3.0, -1.0, -4.0, -2.0)]
-    found = build_report(model, documents, letters(), strips=2)
+    found = build_report(run_of(model), documents, strips=2)
     assert [s["document"] for s in found["strips"]] == ["-1.0", "-2.0"]
     assert len(found["documents"]) == 4
 
@@ -247,7 +248,7 @@ def test_learned_positions_and_bytes() -> None:
     chosen = ExtractionSettings(window=12, prompt=5, greedy=0, whole_window=True)
     document = Document("a", np.frombuffer(b"hello world, hello", np.uint8))
     ones = measure(model, [document], ByteTokenizer(), chosen)
-    found = build_report(model, ones, ByteTokenizer(), position_map=position_map(model, [document], chosen))
+    found = build_report(run_of(model, ByteTokenizer()), ones, position_map=position_map(model, [document], chosen))
     assert (found["positions"], found["unit"], found["settings"]["map"]) == ("learned", "byte", "window")
     assert len(found["position_map"]["offsets"]) == 9
     assert found["strips"][0]["p"][0] > 0  # the whole window counts
@@ -257,10 +258,10 @@ def test_learned_positions_and_bytes() -> None:
 def test_errors() -> None:
     model, _ = taught_model()
     with pytest.raises(ValueError, match="no document"):
-        build_report(model, [], letters())
+        build_report(run_of(model), [])
     other = measurement(np.arange(12), [0], [-1.0], settings=ExtractionSettings(12, 6, 3, 4))
     with pytest.raises(ValueError, match="settings"):
-        build_report(model, [*measured(), other], letters())
+        build_report(run_of(model), [*measured(), other])
 
 
 def test_passages_at_the_least_probability_and_distance() -> None:
