@@ -24,7 +24,7 @@ from niels_gpt.config.yaml_file import dump_config, load_config
 from niels_gpt.data.note_record import kept_notes
 from niels_gpt.data.note_selection import Skipped
 from niels_gpt.data.registry import YOURS
-from niels_gpt.evaluation.baselines import PRIMED, reference_bits, reference_notes
+from niels_gpt.evaluation.baselines import PRIMED, reference_bits, reference_notes, references
 from niels_gpt.memorization.audit import LAST_AUDIT, counts_text, passage_origin, verdict_lines
 from niels_gpt.report.charts import Chart, Series
 from niels_gpt.report.curves import EACH_STEP, SMOOTHED, loss_chart
@@ -52,7 +52,8 @@ from niels_gpt.runs.info import RunInfo, stored_scores
 from niels_gpt.runs.pipeline import pipeline_of
 from niels_gpt.runs.source import SECTIONS, source_text
 from niels_gpt.system import files
-from niels_gpt.system.console import error_message, format_duration, one_line, plural, short_number
+from niels_gpt.system.checked_json import read_checked_json, write_checked_json
+from niels_gpt.system.console import error_message, format_duration, one_line, optional_write, plural, short_number
 from niels_gpt.system.json_text import parse_json
 from niels_gpt.system.private_files import keep_private
 from niels_gpt.system.program import command
@@ -64,6 +65,8 @@ MOST_POINTS = 400
 """Points of a curve; of more steps, the extremes are drawn."""
 MOST_SAMPLES = 12
 SAMPLE_CHARACTERS = 1500
+REFERENCES_FILE = "references.json"
+"""What xz, zstd and a unigram model reach on the held-out text of a run."""
 REFERENCE_LIMIT = 2_000_000
 """Bytes or tokens of a held-out set that are compressed for comparison, unless `eval` has compressed all."""
 
@@ -233,24 +236,23 @@ def _losses(facts: RunInfo, config: RunConfig) -> list[Block]:
         return [score_table(scores), Paragraph(note, soft=True), *_reference_notes(scores)]
     evals = next(m["evals"] for m in facts.lines if m["step"] + 1 == best)
     sampled = {name: loss for name, loss in evals.items() if "/" not in name}
-    references, problem = {}, ""
+    compared, problem = dict[str, Any](), ""
     if config.task in ("bytes", "pretrain"):
-        known = facts.environment.fingerprint if facts.environment else None
         try:
-            references = held_out_references(config, known, limit=REFERENCE_LIMIT)
+            compared = _references(facts, config)
         except (ValueError, OSError) as err:
             problem = f"compressors and unigram are missing: {one_line(error_message(err))}"
     more = f"{measure} scores all held-out text."
-    if not references and facts.unit != "byte":  # the bytes of its tokens are not known
+    if not compared and facts.unit != "byte":  # the bytes of its tokens are not known
         nats = [[Cell(name), Cell(f"{loss:.3f}", loss)] for name, loss in sampled.items()]
         table = Table([Column("Held out", text=True), Column("nats", hint="per token")], nats)
         note = f"Sampled at the best step, {best:,}; nats per token, lower is better. {more}"
         return [table, *(Paragraph(text, soft=True) for text in (note, problem) if text)]
     rows = {}
-    for name in dict.fromkeys([*sampled, *references]):
-        rows[name] = dict(references.get(name, {"uniform_bits": 8.0}))
+    for name in dict.fromkeys([*sampled, *compared]):
+        rows[name] = dict(compared.get(name, {"uniform_bits": 8.0}))
         if name in sampled:
-            ratio = rows[name]["tokens"] / rows[name]["bytes"] if name in references else float(facts.unit == "byte")
+            ratio = rows[name]["tokens"] / rows[name]["bytes"] if name in compared else float(facts.unit == "byte")
             rows[name] |= {
                 "nats_per_token": sampled[name],
                 "bits_per_byte": sampled[name] / math.log(2) * ratio or math.nan,
@@ -258,6 +260,25 @@ def _losses(facts: RunInfo, config: RunConfig) -> list[Block]:
     note = f"Sampled at the best step, {best:,}; bits per byte, lower is better. {more}"
     blocks: list[Block] = [score_table(rows), Paragraph(note, soft=True), *_reference_notes(rows)]
     return [*blocks, Paragraph(problem, soft=True)] if problem else blocks
+
+
+def _references(facts: RunInfo, config: RunConfig) -> Scores:
+    """Return `held_out_references`; what takes seconds is stored with the run, for the same texts."""
+    path, stored, compared = facts.path / REFERENCES_FILE, dict[str, Any](), dict[str, Any]()
+    with contextlib.suppress(OSError, ValueError):
+        stored = read_checked_json(path)
+
+    def compare(stream: bytes, *, train: bytes, whole: bool = True) -> dict[str, Any]:
+        key = f"{files.sha256_bytes(stream)} {files.sha256_bytes(train)} {whole}"
+        compared[key] = stored.get(key) or references(stream, train=train, whole=whole)
+        return dict(compared[key])
+
+    trained_on = facts.environment.fingerprint if facts.environment else None
+    found = held_out_references(config, trained_on, limit=REFERENCE_LIMIT, compare=compare)
+    if compared != stored:
+        with optional_write(path):
+            write_checked_json(path, compared)
+    return found
 
 
 def score_table(scores: Scores) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,8 @@ REFERENCE_TOKENS = 5_000_000
 EXAMPLES_PER_BATCH = 32
 """SFT examples per forward pass."""
 
+Compare = Callable[..., dict[str, Any]]
+"""A function such as `references`."""
 Scores = dict[str, dict[str, Any]]
 """Name of a held-out set -> bytes, tokens, nats_per_token, bits_per_byte, perplexity and the `references`."""
 
@@ -137,12 +139,13 @@ def score_token_caches(
 
 
 def held_out_references(
-    config: RunConfig, fingerprint: Mapping[str, str] | None, *, limit: int | None = None
+    config: RunConfig, fingerprint: Mapping[str, str] | None, *, limit: int, compare: Compare = references
 ) -> Scores:
     """Return sizes and `references` of the held-out sets of p_val and p_train, which need no model.
 
     A set is {bytes, tokens, baselines, ...} of its first `limit` bytes or tokens. fingerprint: the task's, of the run;
-    None: unknown. Raises ValueError or OSError if the data is gone, or has changed since.
+    None: unknown. compare: in place of `references`. Raises ValueError or OSError if the data is gone, or has changed
+    since.
     """
     shares = (config.train.p_val, config.train.p_train)
     names = list(dict.fromkeys(name for p in shares for name, share in p.items() if share))
@@ -151,7 +154,7 @@ def held_out_references(
         for name, streams in load_streams(stream_config(config, names), T=config.model.T).items():
             _check_unchanged(name, streams["train"].sha256, fingerprint)
             data = streams["val"].data[:limit]
-            compared = references(data, train=streams["train"].data)
+            compared = compare(data, train=streams["train"].data)
             found[eval_name(name)] = {"bytes": len(data), "tokens": len(data), **compared}
     elif config.task == "pretrain":
         folder = CacheFolder(config.data.token_cache)
@@ -161,11 +164,10 @@ def held_out_references(
             cache = folder.path / "pretrain" / name
             meta = read_meta(cache / "meta.json")
             length, train_length = (split_tokens(meta, cache, split) for split in ("val", "train"))
-            ids = stream_slice(cache, "val", 0, min(length, limit or length))
+            ids = stream_slice(cache, "val", 0, min(length, limit))
             train = stream_slice(cache, "train", 0, min(train_length, REFERENCE_TOKENS))
             text = text_bytes(folder.tokenizer, ids)
-            whole = len(train) == train_length
-            compared = references(text, train=text_bytes(folder.tokenizer, train), whole=whole)
+            compared = compare(text, train=text_bytes(folder.tokenizer, train), whole=len(train) == train_length)
             found[eval_name(name)] = {"bytes": len(text), "tokens": len(ids), **compared}
     return found
 

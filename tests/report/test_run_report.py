@@ -1,15 +1,19 @@
 """The report of a run, whatever its state and its version."""
 
 import dataclasses
+import functools
 import json
 import lzma
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from niels_gpt.evaluation.baselines import references
+from niels_gpt.report import run_report as run_report_module
 from niels_gpt.report.document import html_page, markdown
 from niels_gpt.report.run_report import pipeline_report, read_facts, reproduce_command, run_report, speed, thinned
 from niels_gpt.runs.environment import Session, recorded_session
@@ -51,6 +55,18 @@ def section(run, heading, **options):
     assert heading in read(html_page(document)).texts("h2")
     text = markdown(document).split(f"## {heading}\n", 1)[1]
     return text.split("\n## ", 1)[0]
+
+
+COMPARED = functools.cache(references)
+"""Compresses each pair of texts once for all tests."""
+
+
+@pytest.fixture(autouse=True)
+def compare(monkeypatch):
+    """What compresses texts for a report; it counts its calls."""
+    compare = mock.Mock(side_effect=COMPARED)
+    monkeypatch.setattr(run_report_module, "references", compare)
+    return compare
 
 
 @pytest.fixture
@@ -151,6 +167,22 @@ def test_losses_beside_what_needs_no_model(tmp_path):
     assert row[-2:] == [f"{unigram:.3f}", "8.000"]
     alone = row[4 + len(row[4:-2]) // 2]  # the primed ones come first
     assert float(alone) == pytest.approx(packed, abs=0.005) and float(row[4]) < float(alone)
+
+
+def test_what_needs_no_model_is_stored_with_the_run(tmp_path, compare):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    for i in range(9):
+        (notes / f"{i}.md").write_text(f"note {i} is about the number {i * i}. " * 9, encoding="utf-8")
+    roam = ["train.p_train={roam: 1.0}", "train.p_val={roam: 1.0}", f"data.roam={notes}", "model.T=16"]
+    run = make_run(tmp_path / "a", *roam, f"data.cache_dir={tmp_path / 'cache'}", evals=[(2, {"val_roam": 2.0})])
+    first = section(run, "Loss per source")
+    assert section(run, "Loss per source") == first and compare.call_count == 1
+    (run / "references.json").write_text("{", encoding="utf-8")
+    assert section(run, "Loss per source") == first and compare.call_count == 2
+    for path in notes.iterdir():
+        path.write_text(path.read_text(encoding="utf-8") + "more", encoding="utf-8")
+    assert section(run, "Loss per source") != first and compare.call_count == 3
 
 
 def test_losses_without_the_data(tmp_path):
