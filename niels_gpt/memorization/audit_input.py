@@ -412,16 +412,16 @@ class _Reader:
         configured = self._configured(path)
         config = configured or SourceConfig(path=str(path))
         is_json = path.suffix.lower() == ".json"
+        decoding = "replace" if self._errors == "replace" else "strict"
         dropped: dict[str, int] = {}
         before = len(self.found.texts)
         try:
             with _without_log():
-                for sample in iter_user_files(path.name, config, errors=self._decoding(), stats=dropped):
+                for sample in iter_user_files(path.name, config, errors=decoding, stats=dropped):
                     label = f"{name}, row {sample.meta['row']}"
                     if isinstance(sample, ChatSample):
                         messages = [{"role": message.role, "content": message.content} for message in sample.messages]
-                        transcript = "\n".join(f"{message.role}: {message.content}" for message in sample.messages)
-                        self._add_chat(label, messages, transcript)
+                        self._add_chat(label, messages, "\n".join(f"{m.role}: {m.content}" for m in sample.messages))
                     else:
                         self.found.add(label, ROW, self._loaded.encode(sample.text))
         except UnknownColumns:
@@ -452,9 +452,6 @@ class _Reader:
             with contextlib.suppress(ValueError):  # a turn without content, or special strings: never in a cache
                 ids = np.array(chat_format(self._loaded.tokenizer).encode(messages).ids, dtype=np.int64)
         self.found.add(name, CHAT, self._loaded.encode(transcript) if ids is None else ids)
-
-    def _decoding(self) -> str:
-        return "replace" if self._errors == "replace" else "strict"
 
     def _skip(self, name: str, reason: str, *, missing: bool = False, files: int = 1, remedy: str = "") -> None:
         self.found.skipped.append(NotRead(_printable(name), reason, missing, files, remedy))

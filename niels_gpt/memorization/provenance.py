@@ -223,18 +223,15 @@ def _profiles(indexes: list[TextIndex], progress: ProgressBar) -> list[Profile]:
         pass
     lengths: dict[str, list[int]] = {}
     copies: Counter[str] = Counter()
-    total = sum(len(index.held_out) for index in indexes)
-    done = 0
+    passages = [(index.source, passage) for index in indexes for passage in index.held_out]
     with progress("measuring the overlap of held-out text") as report:
-        for index in indexes:
-            for passage in index.held_out:
-                starting = _longest_from(_matches(indexes, passage, SHORTEST), len(passage))
-                if starting.max() < min(COPY, len(passage)):  # replies of held-out dialogues can be copies as a whole
-                    lengths.setdefault(index.source, []).extend(starting.tolist())
-                else:
-                    copies[index.source] += 1
-                done += 1
-                report(done, total)
+        for done, (source, passage) in enumerate(passages, 1):
+            starting = _longest_from(_matches(indexes, passage, SHORTEST), len(passage))
+            if starting.max() < min(COPY, len(passage)):  # replies of held-out dialogues can be copies as a whole
+                lengths.setdefault(source, []).extend(starting.tolist())
+            else:
+                copies[source] += 1
+            report(done, len(passages))
     with optional_write(path):
         write_checked_json(path, {"profiles": [(name, each, copies[name]) for name, each in lengths.items()]})
         user_cache.mark_used(path.parent)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +20,8 @@ from niels_gpt.memorization.measure import (
     check_documents,
     measure,
     no_progress,
+    position_map,
 )
-from niels_gpt.memorization.positions import position_map
 from niels_gpt.memorization.selection import SelectedDocuments
 from niels_gpt.memorization.summary import build_report, curve_entry
 from niels_gpt.runs.checkpoint import load_model
@@ -64,9 +65,9 @@ def measure_run(
     interrupted = compared = base_problem = ""
     try:
         with progress("measuring") as show:
-            _measure_in_groups(loaded, selected.documents, settings, measurements, show)
+            measurements.extend(_measure_in_groups(loaded, selected.documents, settings, show))
         if curve:
-            measure_checkpoints(loaded, selected, settings, progress=progress, entries=checkpoints)
+            checkpoints.extend(measure_checkpoints(loaded, selected, settings, progress=progress))
         base, base_problem = load_base(loaded)
         if base is not None:
             with progress("measuring the base") as show:
@@ -103,29 +104,19 @@ def measure_run(
 
 
 def _measure_in_groups(
-    loaded: LoadedRun,
-    documents: Sequence[Document],
-    settings: ExtractionSettings,
-    measured: list[Measurement],
-    progress: Progress,
-) -> None:
-    """Append the measurement of every document to `measured`, group by group."""
+    loaded: LoadedRun, documents: Sequence[Document], settings: ExtractionSettings, progress: Progress
+) -> Iterator[Measurement]:
+    """Yield the measurement of every document, group by group."""
     check_documents(loaded.model, documents, loaded.tokenizer)
     sizes = [len(WindowPlan.of(len(document.ids), settings).starts) for document in documents]
-    groups: list[list[int]] = [[]]
-    for i in range(len(documents)):
-        if sum(sizes[j] for j in groups[-1]) >= GROUP_WINDOWS:
-            groups.append([])
-        groups[-1].append(i)
-    done, total = 0, sum(sizes)
-    for group in groups:
-        windows = sum(sizes[i] for i in group)
+    sized = zip(documents, sizes, itertools.accumulate(sizes, initial=0), strict=False)
+    for _, members in itertools.groupby(sized, key=lambda member: member[2] // GROUP_WINDOWS):
+        group, windows, before = zip(*members, strict=True)
 
-        def show(rows: int, of: int | None, done: int = done, windows: int = windows) -> None:
-            progress(done + windows * rows // max(of or 0, 1), total)
+        def show(rows: int, of: int | None, done: int = before[0], windows: int = sum(windows)) -> None:
+            progress(done + windows * rows // max(of or 0, 1), sum(sizes))
 
-        measured += measure(loaded.model, [documents[i] for i in group], loaded.tokenizer, settings, progress=show)
-        done += windows
+        yield from measure(loaded.model, group, loaded.tokenizer, settings, progress=show)
 
 
 def _kept(loaded: LoadedRun) -> list[Path]:
@@ -139,14 +130,9 @@ def measure_checkpoints(
     settings: ExtractionSettings,
     *,
     progress: ProgressBar = no_progress,
-    entries: list[dict[str, Any]] | None = None,
-) -> list[dict[str, Any]]:
-    """Return a `curve_entry` for every checkpoint that the run kept, without greedy decoding.
-
-    `entries` is the list to append to: it keeps those of the checkpoints that were measured before an exception.
-    """
+) -> Iterator[dict[str, Any]]:
+    """Yield a `curve_entry` for every checkpoint that the run kept, without greedy decoding."""
     settings = dataclasses.replace(settings, greedy=0)
-    entries = [] if entries is None else entries
     for path in _kept(loaded):
         model, step = load_model(path, str(loaded.model.device))
         with progress(f"step {step}") as show:
@@ -154,8 +140,7 @@ def measure_checkpoints(
         entry = curve_entry(step, measurements)
         if selected.epochs is not None:
             entry["epochs"] = float(selected.epochs[min(step, len(selected.epochs) - 1)])
-        entries.append(entry)
-    return entries
+        yield entry
 
 
 def report_folder(loaded: LoadedRun, name: str = "memorization") -> Path:

@@ -129,9 +129,8 @@ class SuffixSearch:
             self._candidates(words, np.arange(i, min(i + per_chunk, begin + len(query))), shared)
             for i in range(begin, begin + len(query), per_chunk)
         ]
-        offset = np.concatenate([each[0] for each in found] or [np.empty(0, dtype=np.int64)])
-        position = np.concatenate([each[1] for each in found] or [np.empty(0, dtype=np.int64)])
-        length = np.concatenate([each[2] for each in found] or [np.empty(0, dtype=np.int64)])
+        nothing = (np.empty(0, dtype=np.int64),) * 3
+        offset, position, length = (np.concatenate(column) for column in zip(nothing, *found, strict=True))
         # Candidates of one match lie on one diagonal and overlap: keep the first of them, and how far they reach.
         by_diagonal = np.lexsort((offset, position - offset))
         offset, position, length = offset[by_diagonal], position[by_diagonal], length[by_diagonal]
@@ -140,8 +139,8 @@ class SuffixSearch:
         known = np.maximum.reduceat(offset + length, np.flatnonzero(first)) if len(offset) else offset
         offset, position = offset[first], position[first]
         known -= offset
-        left = _common_left(self._words, position, words, offset)
-        right = known + _common_right(self._words, position + known, words, offset + known)
+        left = _common(self._words, position, words, offset, backward=True)
+        right = known + _common(self._words, position + known, words, offset + known)
         long = left + right >= shortest
         matches = np.stack((offset - left - begin, offset + right - begin, position - left), axis=1)[long]
         return Matches(*np.unique(matches, axis=0).T)
@@ -163,7 +162,7 @@ class SuffixSearch:
                 if not len(lanes):
                     break
                 position = self._positions(at, segment[lanes])
-                length = _common_right(self._words, position, query, offset[lanes], DEPTH)
+                length = _common(self._words, position, query, offset[lanes], most=DEPTH)
                 near = length >= shared
                 lanes, position, length = lanes[near], position[near], length[near]
                 entry[lanes] += step
@@ -218,33 +217,30 @@ def _words(data: np.ndarray) -> np.ndarray:
     return np.ndarray((max(len(data) - 7, 0),), dtype="<u8", buffer=data.data, strides=(1,))
 
 
-def _common_right(
-    text: np.ndarray, position: np.ndarray, query: np.ndarray, offset: np.ndarray, most: int | None = None
+def _common(
+    text: np.ndarray,
+    position: np.ndarray,
+    query: np.ndarray,
+    offset: np.ndarray,
+    *,
+    backward: bool = False,
+    most: int | None = None,
 ) -> np.ndarray:
-    """Number of equal bytes from a position of the text and an offset of the query on; counted up to `most`."""
+    """Number of equal bytes from a position of the text and an offset of the query on, or before them.
+
+    Counted up to `most`; before them, every pair must differ somewhere.
+    """
     common = np.zeros(len(position), dtype=np.int64)
     lanes, done = np.arange(len(position)), 0
+    shifts = _SHIFTS[::-1] if backward else _SHIFTS  # the lowest byte of a word is the first one in memory
     while len(lanes) and (most is None or done < most):
-        differing = text[position[lanes] + done] ^ query[offset[lanes] + done]
+        at = -8 - done if backward else done
+        differing = text[position[lanes] + at] ^ query[offset[lanes] + at]
         ended = differing != 0
-        # The lowest byte of a word is the first one in memory.
-        equal = (differing[ended, None] >> _SHIFTS) & 255 == 0
+        equal = (differing[ended, None] >> shifts) & 255 == 0
         common[lanes[ended]] = done + np.argmin(equal, axis=1)
         lanes, done = lanes[~ended], done + 8
         common[lanes] = done
-    return common
-
-
-def _common_left(text: np.ndarray, position: np.ndarray, query: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """Number of equal bytes before a position of the text and an offset of the query."""
-    common = np.zeros(len(position), dtype=np.int64)
-    lanes, done = np.arange(len(position)), 8
-    while len(lanes):
-        differing = text[position[lanes] - done] ^ query[offset[lanes] - done]
-        ended = differing != 0
-        equal = (differing[ended, None] >> _SHIFTS[::-1]) & 255 == 0
-        common[lanes[ended]] = done - 8 + np.argmin(equal, axis=1)
-        lanes, done = lanes[~ended], done + 8
     return common
 
 

@@ -10,7 +10,6 @@ import math
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -28,25 +27,13 @@ from niels_gpt.report.document import (
     html_page,
 )
 from niels_gpt.report.numbers import percent, shorten
+from niels_gpt.splice.coverage import Coverage
 from niels_gpt.system.console import plural
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MAX_PANELS = 24
 _MAX_CHARTS = 100
 _BINS = 200
-
-
-class CoveredDocument(Protocol):
-    """A document and, per token, how often it was in a frame (seen) and a target (supervised)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def length(self) -> int: ...
-    @property
-    def seen(self) -> np.ndarray: ...
-    @property
-    def supervised(self) -> np.ndarray: ...
 
 
 def bin_means(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
@@ -59,13 +46,12 @@ def bin_means(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def coverage_text(
-    documents: Sequence[CoveredDocument], *, title: str, examples: int, frames: int, width: int = 50
+    documents: Sequence[Coverage], *, title: str, examples: int, frames: int, width: int = 50
 ) -> list[str]:
     """Return one line per document: its tokens from left to right in `width` blocks, then statistics.
 
     A full block is the highest mean of any block; only tokens that were never seen are blank.
     """
-    _check(documents)
     lines = [_summary(title, documents, examples, frames)]
     if not documents:
         return lines
@@ -101,18 +87,16 @@ def _columns(row: Sequence[str]) -> str:
     return f"  {row[0]}  {' '.join(row[1:4])}  {' '.join(row[4:7])}  {row[7]}"
 
 
-def coverage_png(documents: Sequence[CoveredDocument], path: Path, *, title: str, examples: int, frames: int) -> None:
+def coverage_png(documents: Sequence[Coverage], path: Path, *, title: str, examples: int, frames: int) -> None:
     """Write a PNG with one panel per document, at most 24, atomically."""
-    _check(documents)
     shown = documents[:_MAX_PANELS]
     rest = f"\n{len(documents) - len(shown):,} more not drawn" if len(shown) < len(documents) else ""
     title = _summary(title, documents, examples, frames) + rest
     save_png(_charts(shown), path, title=title, panel=(3.4, 1.9))
 
 
-def coverage_page(documents: Sequence[CoveredDocument], *, title: str, examples: int, frames: int) -> str:
+def coverage_page(documents: Sequence[Coverage], *, title: str, examples: int, frames: int) -> str:
     """Return a self-contained page: a table of all documents, and a chart for each of the first hundred."""
-    _check(documents)
     total, tokens = _total_seen(documents), max(sum(d.length for d in documents), 1)
     columns = [
         Column("Document", text=True),
@@ -149,7 +133,7 @@ def coverage_page(documents: Sequence[CoveredDocument], *, title: str, examples:
     return html_page(Document(title, _summary("", documents, examples, frames), sections))
 
 
-def _charts(documents: Sequence[CoveredDocument]) -> list[Chart]:
+def _charts(documents: Sequence[Coverage]) -> list[Chart]:
     """Return a chart per document, with supervised and seen as steps."""
     high = _highest(documents)
     charts = []
@@ -164,27 +148,18 @@ def _charts(documents: Sequence[CoveredDocument]) -> list[Chart]:
     return charts
 
 
-def _check(documents: Sequence[CoveredDocument]) -> None:
-    for d in documents:
-        if not len(d.seen) == len(d.supervised) == d.length:
-            raise ValueError(
-                f"coverage of {d.name}: {d.length:,} tokens, but {len(d.seen):,} counts in seen and "
-                f"{len(d.supervised):,} in supervised; one per token is needed"
-            )
-
-
-def _summary(title: str, documents: Sequence[CoveredDocument], examples: int, frames: int) -> str:
+def _summary(title: str, documents: Sequence[Coverage], examples: int, frames: int) -> str:
     tokens = sum(d.length for d in documents)
     inside = f"{plural(examples, 'example')} in {plural(frames, 'frame')}"
     text = f"{plural(len(documents), 'document')}, {plural(tokens, 'token')}; {inside}"
     return f"{title}: {text}" if title else text
 
 
-def _total_seen(documents: Sequence[CoveredDocument]) -> int:
+def _total_seen(documents: Sequence[Coverage]) -> int:
     return max(sum(int(d.seen.sum()) for d in documents), 1)
 
 
-def _highest(documents: Sequence[CoveredDocument]) -> float:
+def _highest(documents: Sequence[Coverage]) -> float:
     """Return the highest mean of all bins."""
     means = [bin_means(values, _BINS)[1] for d in documents for values in (d.seen, d.supervised)]
     return max((float(mean.max()) for mean in means if len(mean)), default=0.0)

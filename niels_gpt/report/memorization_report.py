@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def memorization_page(report: dict[str, Any]) -> str:
         ),
         Section("How much of each document", _thresholds(trained, controls, colors)),
         Section("Over training", _over_training(report["checkpoints"], colors, unit)),
-        Section("Sampling n times", _discoverable(trained, controls)),
+        Section("Sampling n times", _discoverable(groups)),
         Section("Strongest passages", _passages(report)),
         Section("Where in the text", _strips(report["strips"], by_suffix=by_suffix)),
         Section("Offset in the frame", _positions(report, colors)),
@@ -186,7 +186,7 @@ def headline(report: dict[str, Any]) -> list[str]:
             known = sum(d["base"]["over"][_MEMORIZED] for d in trained)
             lines.append(
                 f"The base, before the fine-tuning, recites {known:,} of these windows; its mean P(z) is "
-                f"{percent(_mean([d['base'] | {'windows': d['windows']} for d in trained], 'mean_p'))}, this model's "
+                f"{percent(_mean(_bases(trained), 'mean_p'))}, this model's "
                 f"{percent(_mean(trained, 'mean_p'))}."
             )
         lines.append(f"The strongest passage is in “{best['name']}”: {percent(best['max_p'])}, {one_in(log_p)}.")
@@ -230,6 +230,11 @@ def _total(documents: list[Row], threshold: str) -> tuple[int, int]:
 def _mean(documents: list[Row], key: str) -> float:
     """Return the mean of a value over all windows."""
     return sum(d["windows"] * d[key] for d in documents) / max(sum(d["windows"] for d in documents), 1)
+
+
+def _bases(documents: list[Row]) -> list[Row]:
+    """Return the results of documents under the base."""
+    return [d["base"] | {"windows": d["windows"]} for d in documents]
 
 
 def _best_log_p(report: dict[str, Any], document: Row) -> float:
@@ -314,7 +319,7 @@ def _all(documents: list[Row], compared: Sequence[str]) -> Row:
     total |= {"mean_p": _mean(documents, "mean_p"), "max_p": max(d["max_p"] for d in documents)}
     total["over"] = {t: sum(d["over"].get(t, 0) for d in documents) for t in {t for d in documents for t in d["over"]}}
     if compared:
-        bases = [d["base"] | {"windows": d["windows"]} for d in documents]
+        bases = _bases(documents)
         total["base"] = {"mean_p": _mean(bases, "mean_p"), "max_p": max(base["max_p"] for base in bases)}
     return total
 
@@ -341,8 +346,15 @@ def _loss_table(groups: list[tuple[str, list[Row]]], greedy: int, unit: str) -> 
         ]
 
     first = 0 if greedy else 4
-    table_groups = [Group([[Cell(d["name"]), *row(d)[first:]] for d in ds], heading) for heading, ds in groups]
-    return Table([Column("Document", text=True), *columns[first:]], groups=table_groups)
+    return _by_document(groups, columns[first:], lambda d: row(d)[first:])
+
+
+def _by_document(
+    groups: list[tuple[str, list[Row]]], columns: Sequence[Column], row: Callable[[Row], list[Cell]]
+) -> Table:
+    """Return a table with a row for each document of some groups."""
+    by_group = [Group([[Cell(d["name"]), *row(d)] for d in ds], heading) for heading, ds in groups]
+    return Table([Column("Document", text=True), *columns], groups=by_group)
 
 
 def _series(
@@ -419,39 +431,27 @@ def _over_training(checkpoints: list[dict[str, Any]], colors: dict[str, str], un
     return [Charts(charts, key=True)]
 
 
-def _discoverable(trained: list[Row], controls: list[Row]) -> list[Block]:
+def _discoverable(groups: list[tuple[str, list[Row]]]) -> list[Block]:
     """Return tables of the (n, p)-discoverable windows: in n samples, with probability p."""
-    documents = trained + controls
+    documents = [d for _, ds in groups for d in ds]
     samples = sorted({n for d in documents for n in d["discoverable"]}, key=int)
     chances = sorted({p for d in documents for n in d["discoverable"].values() for p in n}, key=float)
     if not samples:
         return []
-    kinds = [(name, ds) for name, ds in (("trained", trained), ("control", controls)) if ds]
     columns = [Column("n samples")]
-    columns += [
-        Column(f"p ≥ {percent(float(p))}", over=f"{kind}: windows that turn up with probability p")
-        for kind, _ in kinds
-        for p in chances
-    ]
-    rows = []
-    for n in samples:
-        row = [count_cell(int(n))]
-        for _, ds in kinds:
-            windows = max(sum(d["windows"] for d in ds), 1)
-            for p in chances:
+    rows = [[count_cell(int(n))] for n in samples]
+    for _, ds in groups:
+        kind, windows = "control" if ds[0]["control"] else "trained", max(sum(d["windows"] for d in ds), 1)
+        for p in chances:
+            over = f"{kind}: windows that turn up with probability p"
+            columns.append(Column(f"p ≥ {percent(float(p))}", over=over))
+            for n, row in zip(samples, rows, strict=True):
                 number = sum(d["discoverable"][n][p] for d in ds)
                 row.append(Cell(f"{number:,}", number, small=percent(number / windows)))
-        rows.append(row)
     middle = chances[len(chances) // 2]
-    per_document = Table(
-        [Column("Document", text=True), *(Column(f"n = {int(n):,}") for n in samples)],
-        groups=[
-            Group(
-                [[Cell(d["name"]), *(count_cell(d["discoverable"][n][middle]) for n in samples)] for d in ds], heading
-            )
-            for heading, ds in (("Trained on", trained), ("Control", controls))
-            if ds
-        ],
+    by_samples = [Column(f"n = {int(n):,}") for n in samples]
+    per_document = _by_document(
+        groups, by_samples, lambda d: [count_cell(d["discoverable"][n][middle]) for n in samples]
     )
     about = (
         "Sampling often enough finds more than the likeliest passages. A window counts if, with probability p or more, "

@@ -18,6 +18,8 @@ from niels_gpt.system.private_files import keep_private
 REPORT = "report.json"
 LARGEST = 512 * 2**20
 """Reports of more bytes are not read."""
+_DOCUMENT = {"name": str, "control": bool, "windows": int, "mean_p": float, "max_p": float, "nats_per_token": float}
+"""Fields of a document of a report that a summary has."""
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 
 
@@ -57,12 +59,14 @@ class StoredReport:
             self.checkpoint_run = Path(report["checkpoint"]).parent.parent.name
             self.summary = _summary(path, report)
             self._strips = [(strip["text"], np.asarray(strip["p"], dtype=np.float64)) for strip in report["strips"]]
+            if any(len(text) != len(p) for text, p in self._strips):
+                raise ValueError("a strip needs one probability per character")
             self.summary["strips"] = [
                 {
                     "document": str(strip["document"]),
                     "control": bool(strip["control"]),
                     "characters": len(text),
-                    "bar": _bar(text, p),
+                    "bar": heat_bar(p).tolist(),
                 }
                 for strip, (text, p) in zip(report["strips"], self._strips, strict=True)
             ]
@@ -84,13 +88,6 @@ class StoredReport:
         return list(heat_spans(text[start : start + most], np.nan_to_num(p[start : start + most])))
 
 
-def _bar(text: str, p: np.ndarray) -> list[int]:
-    """Return the highest level in each of the parts of a document."""
-    if len(text) != len(p):
-        raise ValueError("a strip needs one probability per character")
-    return [int(level) for level in heat_bar(p)]
-
-
 def _summary(path: Path, report: dict[str, Any]) -> dict[str, Any]:
     return {
         "folder": path.parent.name,
@@ -100,15 +97,7 @@ def _summary(path: Path, report: dict[str, Any]) -> dict[str, Any]:
         "settings": {name: int(report["settings"][name]) for name in ("window", "prompt", "stride", "greedy")},
         "headline": headline(report),
         "documents": [
-            {
-                "name": str(d["name"]),
-                "control": bool(d["control"]),
-                "windows": int(d["windows"]),
-                "mean_p": float(d["mean_p"]),
-                "max_p": float(d["max_p"]),
-                "memorized": int(d["over"]["0.5"]),
-                "nats_per_token": float(d["nats_per_token"]),
-            }
+            {name: kind(d[name]) for name, kind in _DOCUMENT.items()} | {"memorized": int(d["over"]["0.5"])}
             for d in report["documents"]
         ],
     }

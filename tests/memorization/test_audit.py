@@ -201,21 +201,20 @@ def test_changes_to_the_folder_do_not_make_the_model_safe(workdir, trained):
 
 
 def test_a_recited_note_is_found_under_any_suffix(place, workdir, loaded, trained):
-    """The trained note as .txt and as .MD, beside a stray .md."""
+    """The trained note in files of four kinds, beside a stray .md."""
     mine = workdir / "mine"
     mine.mkdir()
     (mine / "stray.md").write_text(NEW, encoding="utf-8")
     assert audit(loaded, mine).verdict.verdict == NOT_JUDGED
-    for name in ("recited.txt", "recited.MD", "recited.org"):
+    names = ["recited.txt", "recited.MD", "recited.org", "rows.jsonl, row 0"]
+    for name in names[:3]:
         shutil.copy(place / "notes" / trained[0], mine / name)
-        verdict = audit(loaded, mine, exact=False).verdict
-        assert (verdict.verdict, verdict.safe, verdict.notes_audited) == (NOT_SAFE, False, 2)
-        assert verdict.documents[0]["name"] == name and verdict.documents[0]["status"] == TRAINED
-        (mine / name).unlink()
     known = (place / "notes" / trained[0]).read_text("utf-8")
     (mine / "rows.jsonl").write_text(json.dumps({"text": known}), encoding="utf-8")
-    assert audit(loaded, mine).verdict.documents[0]["name"] == "rows.jsonl, row 0"
-    assert audit(loaded, mine).verdict.verdict == NOT_SAFE
+    verdict = audit(loaded, mine, exact=False).verdict
+    assert (verdict.verdict, verdict.safe, verdict.notes_audited) == (NOT_SAFE, False, 5)
+    exposed = {d["name"]: d["status"] for d in verdict.documents if d["over"]}
+    assert exposed == dict.fromkeys(names, TRAINED)
 
 
 def test_text_that_was_not_read_is_not_judged(workdir, loaded):

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from niels_gpt.memorization import positions
+from niels_gpt.memorization import measure as measure_module
 from niels_gpt.memorization.extraction import log_probabilities
-from niels_gpt.memorization.measure import Document, measure
-from niels_gpt.memorization.positions import frame_offsets, position_map
+from niels_gpt.memorization.measure import Document, frame_offsets, measure, position_map
 from tests.memorization.models import SMALL, letters, some_ids, some_model
 
 
@@ -67,7 +66,7 @@ def test_best_offset_by_hand() -> None:
 
 
 def test_the_best_offset_may_be_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(positions, "log_probabilities", lambda *_, offset, **options: np.array([offset - 100.0]))
+    monkeypatch.setattr(measure_module, "log_probabilities", lambda *_, offset, **options: np.array([offset - 100.0]))
     found = position_map(some_model(positions="learned"), [Document("a", some_ids(60))], SMALL)
     assert found is not None and found["documents"][0]["best_offset"] == 48 - (12 - 1)
 

@@ -67,7 +67,7 @@ def test_checkpoints_are_measured_without_greedy_decoding(place, loaded, selecte
     seen = []
     monkeypatch.setattr(run, "measure", lambda *args, **options: (seen.append(args[3]), measure(*args, **options))[1])
     some = SelectedDocuments(selected.documents[:1], epochs=np.array([0.0, 0.5]))
-    entries = measure_checkpoints(loaded, some, SETTINGS)
+    entries = list(measure_checkpoints(loaded, some, SETTINGS))
     early = load_run(None, place / f"run/checkpoints/step_{STEPS[0]:08d}.pt", "cpu")
     [one] = measure(early.model, some.documents, early.tokenizer, SETTINGS)
     assert entries[0]["documents"][0]["mean_log_p"] == pytest.approx(float(one.log_p.mean()))

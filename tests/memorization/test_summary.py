@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, measure
-from niels_gpt.memorization.positions import position_map
+from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, measure, position_map
 from niels_gpt.memorization.summary import build_report, character_map, curve_entry, document_row, strip, top_passages
 from niels_gpt.tokenizer import ByteTokenizer
 from tests.memorization.models import (
