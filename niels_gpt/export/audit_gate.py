@@ -25,8 +25,9 @@ from niels_gpt.memorization.audit import (
     counts_text,
     findings,
 )
-from niels_gpt.memorization.measure import ExtractionSettings, ProgressBar, no_progress
+from niels_gpt.memorization.measure import ExtractionSettings
 from niels_gpt.memorization.membership import run_history, source_names
+from niels_gpt.memorization.progress import ProgressBar, no_progress
 from niels_gpt.model.digest import weights_digest
 from niels_gpt.pretrained.public_base import public_base
 from niels_gpt.runs.loading import LoadedRun

@@ -30,18 +30,10 @@ from niels_gpt.memorization.audit_input import (
 )
 from niels_gpt.memorization.base_model import load_base, with_base
 from niels_gpt.memorization.extraction import scan_rows
-from niels_gpt.memorization.measure import (
-    Document,
-    ExtractionSettings,
-    Measurement,
-    Progress,
-    ProgressBar,
-    WindowPlan,
-    check_documents,
-    no_progress,
-)
+from niels_gpt.memorization.measure import Document, ExtractionSettings, Measurement, WindowPlan, check_documents
 from niels_gpt.memorization.membership import HELD_OUT, TRAINED, membership
 from niels_gpt.memorization.origins import with_origins
+from niels_gpt.memorization.progress import Progress, ProgressBar, no_progress
 from niels_gpt.memorization.run import STRIPS
 from niels_gpt.memorization.summary import LEVELS, build_report, top_passages
 from niels_gpt.model.digest import weights_digest

@@ -10,7 +10,8 @@ import numpy as np
 
 from niels_gpt.evaluation.exact import score_stream
 from niels_gpt.memorization.extraction import scan_rows
-from niels_gpt.memorization.measure import Measurement, Progress, no_count
+from niels_gpt.memorization.measure import Measurement
+from niels_gpt.memorization.progress import Progress, no_count
 from niels_gpt.model.gpt import GPT
 from niels_gpt.pretrained.initial_weights import load_initial
 from niels_gpt.pretrained.public_base import public_base

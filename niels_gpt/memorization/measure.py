@@ -7,8 +7,7 @@ et al. 2024, arXiv 2410.19482), and the greedy 32/32 score of the Pythia paper.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,23 +17,9 @@ from niels_gpt.config.checks import check_int
 from niels_gpt.evaluation.exact import Score, score_stream
 from niels_gpt.evaluation.scoring import score_rows
 from niels_gpt.memorization.extraction import continue_greedily, log_probabilities, longest_run
+from niels_gpt.memorization.progress import Progress, no_count
 from niels_gpt.model.gpt import GPT
 from niels_gpt.tokenizer import AnyTokenizer, fits, token_sizes
-
-Progress = Callable[[int, int | None], None]
-"""Called with (done, total)."""
-ProgressBar = Callable[[str], AbstractContextManager[Progress]]
-"""Opens a progress display with this title."""
-
-
-def no_count(done: int, total: int | None) -> None:
-    """Show nothing."""
-
-
-def no_progress(title: str) -> AbstractContextManager[Progress]:
-    """Show nothing."""
-    return nullcontext(no_count)
-
 
 MEMORIZED = 0.5
 """A window with this P(z) or more counts as memorized."""

@@ -17,8 +17,8 @@ import numpy as np
 
 from niels_gpt.cache.writing.encoding import normalize_line_ends
 from niels_gpt.config import RunConfig
-from niels_gpt.memorization.measure import ProgressBar, no_progress
 from niels_gpt.memorization.membership import open_source, run_history, source_names
+from niels_gpt.memorization.progress import ProgressBar, no_progress
 from niels_gpt.memorization.text_index import Passage, TextIndex, build_index, index_key, open_index
 from niels_gpt.runs.loading import LoadedRun
 from niels_gpt.system import files, user_cache

@@ -14,14 +14,12 @@ from niels_gpt.memorization.measure import (
     Document,
     ExtractionSettings,
     Measurement,
-    Progress,
-    ProgressBar,
     WindowPlan,
     check_documents,
     measure,
-    no_progress,
     position_map,
 )
+from niels_gpt.memorization.progress import Progress, ProgressBar, no_progress
 from niels_gpt.memorization.selection import SelectedDocuments
 from niels_gpt.memorization.summary import build_report, curve_entry
 from niels_gpt.runs.checkpoint import load_model

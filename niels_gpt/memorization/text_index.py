@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from niels_gpt.memorization.measure import Progress, ProgressBar, no_progress
 from niels_gpt.memorization.membership import RunSource
+from niels_gpt.memorization.progress import Progress, ProgressBar, no_progress
 from niels_gpt.memorization.suffix_search import (
     DEPTH,
     PAD,

@@ -30,8 +30,9 @@ from niels_gpt.memorization.audit import (
     judge,
 )
 from niels_gpt.memorization.audit_input import CHAT, NOTE, AuditText
-from niels_gpt.memorization.measure import Document, ExtractionSettings, no_count, no_progress
+from niels_gpt.memorization.measure import Document, ExtractionSettings
 from niels_gpt.memorization.membership import HELD_OUT, TRAINED, UNKNOWN
+from niels_gpt.memorization.progress import no_count, no_progress
 from niels_gpt.model.gpt import GPT
 from niels_gpt.runs.checkpoint import save_checkpoint
 from niels_gpt.runs.loading import LoadedRun, load_run
