@@ -1,7 +1,6 @@
 """The report of a run, whatever its state and its version."""
 
 import dataclasses
-import functools
 import json
 import lzma
 import math
@@ -57,14 +56,10 @@ def section(run, heading, **options):
     return text.split("\n## ", 1)[0]
 
 
-COMPARED = functools.cache(references)
-"""Compresses each pair of texts once for all tests."""
-
-
 @pytest.fixture(autouse=True)
 def compare(monkeypatch):
-    """What compresses texts for a report; it counts its calls."""
-    compare = mock.Mock(side_effect=COMPARED)
+    """Stands for `references`, which takes seconds; it counts its calls."""
+    compare = mock.Mock(side_effect=lambda stream, *, train, whole: {"unigram_bits": len(train) / 1000})
     monkeypatch.setattr(run_report_module, "references", compare)
     return compare
 
@@ -148,7 +143,7 @@ def test_notes_that_were_removed_but_trained_on(run):
     assert f"{run / 'notes.json'} is damaged" in section(run, "Data")
 
 
-def test_losses_beside_what_needs_no_model(tmp_path):
+def test_losses_beside_what_needs_no_model(tmp_path, compare):
     """The references are those of the held-out text; here xz alone is computed from the stream itself."""
     from niels_gpt.config.yaml_file import load_config
     from niels_gpt.streams import load_streams
@@ -157,6 +152,7 @@ def test_losses_beside_what_needs_no_model(tmp_path):
     cache = f"data.cache_dir={tmp_path / 'cache'}"
     roam = ["train.p_train={roam: 1.0}", "train.p_val={roam: 1.0}", "data.roam=embedded", "model.T=64", cache]
     run = make_run(tmp_path / "a", *roam, evals=[(2, {"val_roam": 2.0})])
+    compare.side_effect = references
     [streams] = load_streams(stream_config(load_config(run / "config.yaml")), T=64).values()
     data = streams["val"].data
     _, _, row = rows_of(section(run, "Loss per source"))
