@@ -7,6 +7,7 @@ import shlex
 import numpy as np
 import pytest
 
+from niels_gpt.report import run_report
 from niels_gpt.runs.environment import read_environment
 from niels_gpt.runs.folder import RunFolder
 from niels_gpt.tokenizer import text_bytes
@@ -24,7 +25,9 @@ EVALS = [(i, {"val_roam": 3.0 - i, "val_chat": 2.0}) for i in range(3)]
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
+    """Two runs, and a report that compresses nothing."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_report, "references", lambda stream, *, train, whole: {"uniform_bits": 8.0})
     for name in ("a", "b"):
         make_run(tmp_path / "runs" / name, P_VAL, evals=EVALS)
     return tmp_path / "runs"
