@@ -346,7 +346,7 @@ _ISSUERS = re.compile(
 )
 
 
-_IBAN = re.compile(r"(?<![^\W_])[A-Z]{2}\d\d(?:[ -]?[A-Z\d]){11,30}", re.IGNORECASE)
+_IBAN = re.compile(r"(?<![^\W_])(?=([A-Z]{2}\d\d(?:[ -]?[A-Z\d]){11,30}))", re.IGNORECASE)
 _IBAN_LENGTHS = {
     country: int(length)
     for country, length in re.findall(
@@ -419,7 +419,7 @@ def _candidates(text: str) -> Iterator[tuple[int, int, str]]:
         yield from ((start + begin, start + end, kind) for begin, end, kind in _assigned_secrets(line))
     for start, line in _lines_with(_DIGITS, text):
         for match in _IBAN.finditer(line):
-            if end := _iban_end(match[0]):
+            if end := _iban_end(match[1]):
                 yield start + match.start(), start + match.start() + end, "IBAN"
         for kind, pattern, accepted in _NUMBERS:
             for match in pattern.finditer(line):

@@ -58,7 +58,7 @@ def score_stream(
     1..T, and bytes for a model over subwords.
     """
     T = model.config.T
-    if isinstance(stream, bytes) and model.config.V > 256:
+    if isinstance(stream, bytes | bytearray | memoryview) and model.config.V > 256:
         raise ValueError(
             f"the stream is bytes, but the model reads subwords (V={model.config.V}): pass "
             "np.array(run.tokenizer.encode(text)), and token_sizes=token_sizes(run.tokenizer) of niels_gpt.tokenizer"

@@ -112,6 +112,11 @@ def test_personal_numbers_are_found_with_their_span(marked: str, kind: str) -> N
     assert find_secrets(f"one\n{line}\n", "a.md") == [Secret("a.md", 2, kind, start, end)]
 
 
+def test_two_ibans_in_a_line_are_both_found() -> None:
+    line = "from DE89 3704 0044 0532 0130 00 to GB29NWBK60161331926819"
+    assert [line[found.start : found.end] for found in find_secrets(line)] == [line[5:32], line[36:]]
+
+
 def test_a_private_key_ends_with_its_last_line() -> None:
     key = "-----BEGIN RSA PRIVATE " + "KEY-----\nMIIEow\nAB12\n-----END RSA PRIVATE " + "KEY-----"
     (found,) = find_secrets(f"x\n{key}\ny")

@@ -184,8 +184,9 @@ def test_errors() -> None:
         with pytest.raises(ValueError, match=named):
             score_stream(model(), data)
     subwords = GPT(ModelConfig(V=257, T=T, C=32, L=1, H=2))
-    with pytest.raises(ValueError, match=r"bytes.*V=257.*token_sizes"):
-        score_stream(subwords, b"a text")
+    for text in (b"a text", bytearray(b"a text"), memoryview(b"a text")):
+        with pytest.raises(ValueError, match=r"bytes.*V=257.*token_sizes"):
+            score_stream(subwords, text)
 
 
 def some_batches(shapes: list[tuple[int, int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
