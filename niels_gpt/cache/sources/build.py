@@ -228,7 +228,7 @@ def train_on(
         return ("\n".join(message["content"] for message in chat) for chat in first(chats_of(source, settings)))
 
     def of_few_notes(trained: Tokenizer) -> Collection[int]:
-        own = [source for source in reached if is_private(source.licence)]
+        own = [s for s in reached if is_private(s.licence) or (s.dataset_id is None and settings.path_of(s.name))]
         if not own:
             return ()
         others = (text for source in reached if source not in own for text in documents(source))

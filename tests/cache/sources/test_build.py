@@ -16,8 +16,10 @@ from niels_gpt.cache.sources.build import (
     choose_sources,
     install_tokenizer,
     open_tokenizer,
+    train_on,
     write_placeholder,
 )
+from niels_gpt.cache.sources.texts import BuildSettings
 from niels_gpt.data.reading.local import DataUnavailable
 from niels_gpt.data.registry import sources
 from niels_gpt.tokenizer import train_tokenizer
@@ -465,3 +467,18 @@ def test_invalid_settings_are_named(everything, name, changes, named):
     with pytest.raises((ValueError, OSError), match=named):
         build_source(name, **changes)
     assert not any(path.is_file() for path in Path("cache").rglob("*"))
+
+
+@pytest.mark.parametrize("option", ["path", "roam"])
+def test_a_tokenizer_of_named_notes_has_no_private_words(option, tmp_path):
+    """The default notes are those of the package, which are public; a folder that is named is not."""
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    for i in range(6):
+        write(notes / f"{i}.md", f"note {i}: " + "some words that all of these notes have. " * 9)
+    write(notes / "rent.md", "Vrenzkowitz wants the rent. Vrenzkowitz calls. " * 40)
+    chosen = [sources()["roam"]]
+    made = BuildSettings(tmp_path / "cache", vocab_size=300, **{option: notes})
+    with pytest.warns(UserWarning, match="fewer than vocab_size"):
+        trained = train_on(chosen, made, lambda source, err: None)
+    assert [piece for piece in trained.token_bytes if b"zkow" in piece] == []
