@@ -29,12 +29,11 @@ def check_error(response, status):
     return error
 
 
-@pytest.fixture(scope="module", autouse=True)
-def stays_up(server):
+@pytest.fixture(autouse=True)
+def stays_up(http):
     yield
-    with server.http() as http:
-        assert http.get("/health").json() == {"status": "ok"}
-        assert http.post(CHAT, json=OK).status_code == 200
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.post(CHAT, json=OK).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -146,15 +145,15 @@ def test_parameters_out_of_range(http, change, param):
 @pytest.mark.parametrize(
     ("path", "change"),
     [
-        ("/v1/completions", {"prompt": [None] * 30_000}),
-        ("/v1/completions", {"prompt": [[]] * 30_000}),
-        ("/v1/embeddings", {"input": [{}] * 30_000}),
-        (CHAT, {"messages": [{}] * 30_000}),
-        (CHAT, {"messages": [{"role": "user", "content": [{}] * 30_000}]}),
-        (CHAT, {"messages": [{"role": "user", "content": "x", **{str(i): 0 for i in range(20_000)}}]}),
-        (CHAT, {"logit_bias": {str(i): "x" for i in range(20_000)}}),
-        (CHAT, {"stop": [None] * 30_000}),
-        (CHAT, {str(i): 0 for i in range(20_000)}),
+        ("/v1/completions", {"prompt": [None] * 300_000}),
+        ("/v1/completions", {"prompt": [[]] * 300_000}),
+        ("/v1/embeddings", {"input": [{}] * 300_000}),
+        (CHAT, {"messages": [{}] * 300_000}),
+        (CHAT, {"messages": [{"role": "user", "content": [{}] * 300_000}]}),
+        (CHAT, {"messages": [{"role": "user", "content": "x", **{str(i): 0 for i in range(200_000)}}]}),
+        (CHAT, {"logit_bias": {str(i): "x" for i in range(200_000)}}),
+        (CHAT, {"stop": [None] * 300_000}),
+        (CHAT, {str(i): 0 for i in range(200_000)}),
     ],
 )
 def test_only_the_first_of_many_errors_is_sought(http, monkeypatch, path, change):

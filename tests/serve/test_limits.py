@@ -288,7 +288,7 @@ def test_the_wait_grows_with_the_queue():
 
 
 def test_a_body_of_tiny_chunks_does_not_stop_the_others():
-    chunks = 60_000
+    chunks = 150_000
     with small_server(body_seconds=60.0) as server, server.http() as http:
         sock = connection_to(server)
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
@@ -307,4 +307,4 @@ def test_a_body_of_tiny_chunks_does_not_stop_the_others():
         sender.join()
         sock.close()
     assert response.startswith(b"HTTP/1.1 400")
-    assert answered > 2  # 1 if each read was parsed at once; on a busy machine each answer takes longer
+    assert answered > 8  # 1 if each read was parsed at once

@@ -14,7 +14,7 @@ def test_mixed_load(tmp_path):
     save_checkpoint(tmp_path / "small.pt", model, None, 0, model.config)
     process, port, name = load.start_server(tmp_path / "small.pt", "--slots", "8", "--threads", "1")
     try:
-        report = asyncio.run(load.run(port, name, process.pid, seconds=4, clients=12, seed=1))
+        report = asyncio.run(load.run(port, name, process.pid, seconds=8, clients=12, seed=1))
     finally:
         process.terminate()
         assert process.wait(timeout=60) == 0

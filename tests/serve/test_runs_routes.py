@@ -255,7 +255,7 @@ def test_damaged_runs_break_neither_the_list_nor_their_routes(http, runs):
     (runs / "huge-numbers" / "config.yaml").write_text(huge, encoding="utf-8")
     wrong = text.replace("total_steps: 10", "total_steps: [1]")
     (runs / "wrong-types" / "config.yaml").write_text(wrong, encoding="utf-8")
-    (runs / "nested" / "config.yaml").write_text("[" * 2_000, encoding="utf-8")
+    (runs / "nested" / "config.yaml").write_text("[" * 20_000, encoding="utf-8")
     bytes_name = os.fsdecode(b"not-utf8-\xff")
     make_run(runs / bytes_name)
     found = listed(http)

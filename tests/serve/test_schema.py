@@ -51,7 +51,7 @@ VALID, INVALID = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMo
 def test_no_request_of_the_schema_fails(schema, method, path, mode):
 
     @given(case=schema[path][method].as_strategy(generation_mode=mode))
-    @settings(max_examples=50 if method == "POST" else 20, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=100 if method == "POST" else 20, suppress_health_check=list(HealthCheck))
     def check(case):
         if len(str(case.body)) % 4:
             use_the_model(case.body)
