@@ -2,7 +2,7 @@
 
 `replaced.json` has a digest of each function of the model that some kernel computes in its stead, as it was when the
 kernels were compared with it. A function whose digest differs was edited, and a module of another class, with a hook or
-with a method of its own computes something else: then the model is computed by its own code. Functions are looked up
+with a replaced method computes something else: then `gpt.py` itself computes the model. Functions are looked up
 anew each time, and each is hashed once per process.
 
 After a deliberate edit and a check of the kernels, `python -m scripts.renew_replaced` stores the new digests.

@@ -1,4 +1,4 @@
-"""Who shows the progress of a measurement, such as `system.progress.progress_bar`: nobody, by default."""
+"""The types of a progress display, such as `system.progress.progress_bar`, and the default, which shows none."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What needs an extra of its own and nothing else imports: an executor on a Ray cluster."""
+"""Code that needs a separate extra and that nothing else imports: an executor on a Ray cluster."""
